@@ -1,0 +1,1 @@
+"""The language decoder: continuous batching over a paged KV cache."""

@@ -1,0 +1,1 @@
+"""Embeddings between processes: a store in shared memory, and handles to its slots."""

@@ -1,0 +1,1 @@
+"""The vision encoder: image bytes to features, by one of several runtimes."""
