@@ -1,0 +1,229 @@
+"""The client for asyncio: `AsyncRelayClient`, the twin of `client.relay.RelayClient`."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Self, Unpack
+
+import grpc
+import grpc.aio
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from client.answer import Answer, Chunk
+from client.channel import (
+    CONNECT_TIMEOUT_S,
+    DEADLINE_GRACE_S,
+    DEFAULT_ADDRESS,
+    LINGER_S,
+    address_from,
+    channel_options,
+)
+from client.errors import Cancelled, ServerError, Unavailable, from_status
+from client.images import Image
+from client.request import Message, Options, Request, request_from
+from client.retry import Attempts
+from client.transcript import Transcript
+from client.wire import Reply, message_from, reply_from
+
+
+class AsyncRelayClient:
+    """A connection to one server, for the tasks of one event loop; see `RelayClient` for what is the same."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_ADDRESS,
+        *,
+        model: str = "llava",
+        retries: int = 0,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        deadline_grace_s: float = DEADLINE_GRACE_S,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        chance: random.Random | None = None,
+    ) -> None:
+        self.address = address_from(url)
+        self._model = model
+        self._retries = retries
+        self._connect_timeout_s = connect_timeout_s
+        self._deadline_grace_s = deadline_grace_s
+        self._clock = clock
+        self._sleep = sleep
+        self._chance = chance or random.Random()
+        self._channel: grpc.aio.Channel | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the connection; streams still open are cancelled. Another request opens a new one."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def is_ready(self) -> bool:
+        """Whether the server answers and has its model loaded; False also when nothing answers."""
+        request = service_pb2.ModelReadyRequest(name=self._model)
+        try:
+            response = await self._stub().ModelReady(request, timeout=self._connect_timeout_s)
+        except grpc.RpcError:
+            return False
+        return bool(response.ready)
+
+    async def ask(
+        self,
+        question: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        images: Iterable[Image] = (),
+        **options: Unpack[Options],
+    ) -> Answer:
+        """The whole answer, once it is complete; cancelling the task cancels the request.
+
+        Raises:
+            RelayClientError: see `client.errors`; `InvalidRequest` before anything is sent where possible.
+        """
+        async with self.stream(question, messages=messages, images=images, **options) as stream:
+            async for _ in stream:
+                pass
+            return stream.answer
+
+    def stream(
+        self,
+        question: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        images: Iterable[Image] = (),
+        **options: Unpack[Options],
+    ) -> AsyncAnswerStream:
+        """The answer as it comes; reads the images now, and sends the request when the stream is entered.
+
+        Raises:
+            InvalidRequest: the request cannot be sent as it is.
+        """
+        request = request_from(question, messages, images, **options)
+        attempts = Attempts(request, self._retries, self._clock, self._chance)
+        return AsyncAnswerStream(self._call, attempts, self.address, self._clock, self._sleep)
+
+    def _stub(self) -> service_pb2_grpc.GRPCInferenceServiceStub:
+        if self._channel is None:  # not in __init__: a channel belongs to the event loop that runs it
+            options = channel_options(self._connect_timeout_s)
+            self._channel = grpc.aio.insecure_channel(self.address, options=options)
+        return service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def _call(self, request: Request) -> grpc.aio.StreamStreamCall:
+        message = message_from(request, self._model)
+        timeout_s = None if request.deadline_s is None else request.deadline_s + self._deadline_grace_s
+        return self._stub().ModelStreamInfer(iter([message]), timeout=timeout_s)
+
+
+class AsyncAnswerStream:
+    """One answer, chunk by chunk: `async with`, then `async for`; leaving it early cancels the request."""
+
+    def __init__(
+        self,
+        open_call: Callable[[Request], grpc.aio.StreamStreamCall],
+        attempts: Attempts,
+        address: str,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+    ) -> None:
+        self._open_call = open_call
+        self._attempts = attempts
+        self._address = address
+        self._sleep = sleep
+        self._transcript = Transcript(clock)
+        self._call: grpc.aio.StreamStreamCall = None  # set on entering
+        self._is_closed = False
+
+    async def __aenter__(self) -> Self:
+        self._transcript.start()
+        self._call = self._open_call(self._attempts.next_request())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def answer(self) -> Answer:
+        """What has arrived so far; complete once iterating has ended by itself."""
+        return self._transcript.answer
+
+    def close(self) -> None:
+        """Cancel the request unless its answer is complete."""
+        if not self._is_closed:
+            self._is_closed = True
+            if self._call is not None:
+                self._call.cancel()
+
+    def __aiter__(self) -> AsyncIterator[Chunk]:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        if self._call is None:
+            raise RuntimeError("enter the stream first: async with client.stream(...) as stream")
+        while not self._transcript.is_final:
+            try:
+                chunk = self._transcript.add(await self._read())
+            except Unavailable as error:
+                await self._try_again(error)
+            except BaseException:
+                self.close()
+                raise
+            else:
+                if chunk is not None:
+                    return chunk
+        await self._settle()
+        raise StopAsyncIteration
+
+    async def _read(self) -> Reply:
+        try:
+            response = await self._call.read()
+        except asyncio.CancelledError:
+            # grpc raises this too when the call was cancelled, here or by the server, and the task was not.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise self._cancelled() from None
+        except grpc.RpcError as error:
+            if self._is_closed:
+                raise self._cancelled() from None
+            status, details = error.code().name, error.details() or ""
+            raise from_status(status, details, self._address, self._transcript.has_begun) from None
+        if response is grpc.aio.EOF:
+            raise ServerError(f"the server at {self._address} ended the answer without its final response")
+        return reply_from(response)
+
+    def _cancelled(self) -> Cancelled:
+        if self._is_closed:
+            return Cancelled("the stream was closed before the answer was complete")
+        return Cancelled("the request was cancelled")
+
+    async def _try_again(self, error: Unavailable) -> None:
+        await self._settle()
+        if self._transcript.has_begun or self._is_closed:
+            raise error
+        await self._sleep(self._attempts.pause_after(error))
+        self._call = self._open_call(self._attempts.next_request())
+
+    async def _settle(self) -> None:
+        """Let the server end the call, which it does at once; cancel it if not."""
+        call = self._call
+        if call is None or call.done():
+            return
+        ended = asyncio.Event()
+        call.add_done_callback(lambda _: ended.set())
+        try:
+            await asyncio.wait_for(ended.wait(), LINGER_S)
+        except TimeoutError:
+            call.cancel()
