@@ -1,0 +1,57 @@
+"""A decode request checked against the model, and its prompt with the images in their places."""
+
+from __future__ import annotations
+
+from python_backend.decoder.sequence import DecodeRequest, ImageEmbedding, ImageSpan
+from python_backend.errors import InvalidPrompt
+from python_backend.weights import DecoderConfig
+
+
+def expand_prompt(
+    token_ids: tuple[int, ...], images: tuple[ImageEmbedding, ...], image_token_id: int | None
+) -> tuple[list[int], tuple[ImageSpan, ...]]:
+    """The prompt with each image token repeated once per row of its features, and where the images stand.
+
+    Raises:
+        InvalidPrompt: not as many image tokens as images.
+    """
+    num_marks = token_ids.count(image_token_id) if image_token_id is not None else 0
+    if num_marks != len(images):
+        raise InvalidPrompt(f"the prompt has {num_marks} image tokens but {len(images)} images")
+    expanded: list[int] = []
+    spans: list[ImageSpan] = []
+    for token_id in token_ids:
+        if token_id != image_token_id:
+            expanded.append(token_id)
+            continue
+        image = images[len(spans)]
+        spans.append(ImageSpan(len(expanded), len(expanded) + image.features.shape[0], image))
+        expanded.extend([token_id] * image.features.shape[0])
+    return expanded, tuple(spans)
+
+
+def check_prompt(
+    request: DecodeRequest, num_prompt_tokens: int, config: DecoderConfig, context_tokens: int
+) -> None:
+    """Pass a request that the model can compute; `num_prompt_tokens` counts the images' rows.
+
+    Raises:
+        InvalidPrompt: an empty prompt, one too long for the context, a token id outside the vocabulary, or
+            features of the wrong shape or with a value that is not finite.
+    """
+    if num_prompt_tokens == 0:
+        raise InvalidPrompt("the prompt is empty")
+    if num_prompt_tokens >= context_tokens:
+        raise InvalidPrompt(
+            f"the prompt has {num_prompt_tokens} tokens; the context of {context_tokens} must hold it and at "
+            "least one more"
+        )
+    for token_id in (*request.token_ids, *request.generated_ids):
+        if not 0 <= token_id < config.vocab_size and token_id != config.image_token_id:
+            raise InvalidPrompt(f"token id {token_id} is outside the vocabulary of {config.vocab_size}")
+    for index, image in enumerate(request.images):
+        shape = tuple(image.features.shape)
+        if len(shape) != 2 or shape[0] == 0 or shape[1] != config.width:
+            raise InvalidPrompt(f"the features of image {index} are {shape}, not (tokens, {config.width})")
+        if not bool(image.features.isfinite().all()):
+            raise InvalidPrompt(f"the features of image {index} are not finite")

@@ -1,0 +1,137 @@
+"""One step on the model: chunks packed into tensors, logits, the tokens chosen from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
+from pathlib import Path
+
+import torch
+
+from python_backend.decoder.batch import Chunk
+from python_backend.decoder.kv_cache import KeyValueCache, block_bytes
+from python_backend.decoder.model import DecodeGroup, LlamaModel, PackedStep, PromptSpan
+from python_backend.decoder.options import EngineOptions
+from python_backend.decoder.sampling import Choice, choose_tokens
+from python_backend.errors import InternalError
+from python_backend.weights import DecoderConfig, read_config, read_weights
+
+Outcome = Choice | InternalError | None  # of one chunk; None when its last token is not the newest
+
+
+class ModelRunner:
+    """The model with its cache. Used by the engine thread alone, after it is built.
+
+    `context_tokens` is the longest sequence, prompt and answer together, that model and cache can hold.
+    """
+
+    def __init__(self, checkpoint: Path, options: EngineOptions) -> None:
+        self.config: DecoderConfig = read_config(checkpoint)
+        device = torch.device(options.device)
+        dtype = options.torch_dtype
+        self._block_tokens = options.block_tokens
+        self.num_blocks = options.num_blocks or max(
+            1, options.kv_cache_bytes // block_bytes(self.config, options.block_tokens, dtype)
+        )
+        limits = [self.config.max_position_tokens, self.num_blocks * options.block_tokens]
+        self.context_tokens = min([*limits, options.context_tokens or limits[0]])
+        weights = read_weights(checkpoint, self.config, dtype, device)
+        self._model = LlamaModel(self.config, weights, self.context_tokens)
+        self._cache = KeyValueCache(self.config, self.num_blocks, options.block_tokens, dtype, device)
+        self._device = device
+
+    @torch.inference_mode()
+    def run(self, chunks: list[Chunk]) -> list[Outcome]:
+        """What each chunk gave: a choice, None if it ends before the newest token, or its error.
+
+        Writes the keys and values of the chunks; doing the same chunk again changes nothing.
+        """
+        ordered = order(chunks)
+        logits = self._model.forward(self._pack(ordered), self._cache)
+        giving = [chunk.sequence for chunk in ordered if chunk.gives_token]
+        outcomes: dict[int, Outcome] = {}
+        for sequence, choice in zip(giving, choose_tokens(logits, giving, self.config.eos_ids), strict=True):
+            outcomes[sequence.serial] = choice or InternalError("the model's logits are not finite")
+        return [outcomes.get(chunk.sequence.serial) for chunk in chunks]
+
+    @torch.inference_mode()
+    def clear(self, blocks: list[int]) -> None:
+        """Zero blocks that may hold values that are not finite."""
+        if blocks:
+            self._cache.clear(blocks)
+
+    def _pack(self, ordered: list[Chunk]) -> PackedStep:
+        size = self._block_tokens
+        positions = [position for chunk in ordered for position in range(chunk.start, chunk.end)]
+        blocks = [
+            chunk.sequence.blocks[position // size]
+            for chunk in ordered
+            for position in range(chunk.start, chunk.end)
+        ]
+        place = torch.tensor(positions, device=self._device)
+        ends = _running_sum(chunk.num_tokens for chunk in ordered)
+        return PackedStep(
+            inputs=self._inputs(ordered),
+            positions=place,
+            blocks=torch.tensor(blocks, device=self._device),
+            offsets=place % size,
+            decode=self._decode_group([chunk for chunk in ordered if is_decode(chunk)]),
+            prompts=tuple(self._spans(ordered)),
+            logit_rows=torch.tensor(
+                [end - 1 for chunk, end in zip(ordered, ends, strict=True) if chunk.gives_token],
+                dtype=torch.int64,
+                device=self._device,
+            ),
+        )
+
+    def _inputs(self, ordered: list[Chunk]) -> torch.Tensor:
+        token_ids = [
+            token_id for chunk in ordered for token_id in chunk.sequence.token_ids[chunk.start : chunk.end]
+        ]
+        inputs = self._model.embed(torch.tensor(token_ids, device=self._device))
+        row = 0
+        for chunk in ordered:
+            for span in chunk.sequence.spans:
+                first, last = max(chunk.start, span.start), min(chunk.end, span.end)
+                if first < last:
+                    features = span.image.features[first - span.start : last - span.start]
+                    inputs[row + first - chunk.start : row + last - chunk.start] = features.to(inputs)
+            row += chunk.num_tokens
+        return inputs
+
+    def _decode_group(self, decodes: list[Chunk]) -> DecodeGroup | None:
+        if not decodes:
+            return None
+        padding = self._cache.padding_block
+        rows = zip_longest(*(chunk.sequence.blocks for chunk in decodes), fillvalue=padding)
+        tables = torch.tensor(list(zip(*rows, strict=True)), device=self._device)
+        lengths = torch.tensor([chunk.end for chunk in decodes], device=self._device)
+        return DecodeGroup(tables, lengths)
+
+    def _spans(self, ordered: list[Chunk]) -> Iterator[PromptSpan]:
+        row = 0
+        for chunk in ordered:
+            if not is_decode(chunk):
+                table = chunk.sequence.blocks[: -(-chunk.end // self._block_tokens)]
+                last = row + chunk.num_tokens
+                yield PromptSpan(row, last, chunk.start, torch.tensor(table, device=self._device))
+            row += chunk.num_tokens
+
+
+def is_decode(chunk: Chunk) -> bool:
+    """Whether the chunk is a single token with others before it."""
+    return chunk.num_tokens == 1 and chunk.start > 0
+
+
+def order(chunks: list[Chunk]) -> list[Chunk]:
+    """Single tokens first, as `PackedStep` wants them."""
+    return sorted(chunks, key=lambda chunk: not is_decode(chunk))
+
+
+def _running_sum(sizes: Iterable[int]) -> list[int]:
+    total = 0
+    sums = []
+    for size in sizes:
+        total += size
+        sums.append(total)
+    return sums
