@@ -204,7 +204,7 @@ class AnswerStream:
         )
 
     def _try_again(self, error: Unavailable) -> None:
-        self._settle()
+        self._call.cancel()  # a server that has refused may hold the call open
         if self._transcript.has_begun or self._is_closed:
             raise error
         self._sleep(self._attempts.pause_after(error))

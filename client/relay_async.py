@@ -210,7 +210,7 @@ class AsyncAnswerStream:
         return Cancelled("the request was cancelled")
 
     async def _try_again(self, error: Unavailable) -> None:
-        await self._settle()
+        self._call.cancel()  # a server that has refused may hold the call open
         if self._transcript.has_begun or self._is_closed:
             raise error
         await self._sleep(self._attempts.pause_after(error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from client.errors import Overloaded, Unavailable
 from client.request import Request
@@ -16,7 +16,7 @@ JITTER = 0.25  # up to this part is added, so that refused clients do not come b
 
 def pause_s(attempt: int, hint_s: float | None, chance: random.Random) -> float:
     """The pause after failed attempt number `attempt` (from 0): doubling, never shorter than the hint."""
-    doubling_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**attempt)
+    doubling_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(attempt, 30))
     return max(doubling_s, hint_s or 0.0) * (1.0 + JITTER * chance.random())
 
 
@@ -40,7 +40,7 @@ class Attempts:
             return self.request
         if self.deadline_at is None:
             self.deadline_at = self.clock() + self.request.deadline_s
-        return replace(self.request, deadline_s=self.deadline_at - self.clock())
+        return self.request.with_deadline(self.deadline_at - self.clock())
 
     def pause_after(self, error: Unavailable) -> float:
         """Seconds to wait before the next try.
