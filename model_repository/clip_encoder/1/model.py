@@ -1,0 +1,1 @@
+from python_backend.models.clip_encoder import TritonPythonModel as TritonPythonModel

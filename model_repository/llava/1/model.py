@@ -1,0 +1,1 @@
+from python_backend.models.llava import TritonPythonModel as TritonPythonModel

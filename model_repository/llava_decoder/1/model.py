@@ -1,0 +1,1 @@
+from python_backend.models.llava_decoder import TritonPythonModel as TritonPythonModel
