@@ -1,0 +1,80 @@
+"""What a checkpoint folder says about itself, without loading its weights."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+PROJECT_ROOT = Path(__file__).resolve().parent.parent
+_SAMPLE_BYTES = 1 << 20
+_TEXT_FILES = ("config.json", "preprocessor_config.json", "processor_config.json", "tokenizer.json")
+
+
+class CheckpointRefused(ValueError):
+    """A folder that is not a LLaVA checkpoint this server can load; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFacts:
+    """The numbers that requests are checked against."""
+
+    path: Path
+    image_token_id: int
+    image_tokens: int  # rows of one image's features
+    width: int  # of the language model, and of each row
+    context_tokens: int
+    fingerprint: bytes  # 16 bytes; equal for equal weights and preprocessing
+
+
+def resolve(path: str) -> Path:
+    """An absolute path; a relative one starts at the project's root."""
+    return (PROJECT_ROOT / path).resolve()
+
+
+def read_facts(checkpoint: Path) -> CheckpointFacts:
+    """The facts of a LLaVA-1.5 checkpoint in Hugging Face format.
+
+    Raises:
+        CheckpointRefused: no such folder, no readable config, or an architecture that is not served.
+    """
+    from transformers import AutoConfig  # seconds to import: only where needed
+
+    if not (checkpoint / "config.json").is_file():
+        raise CheckpointRefused(f"checkpoint {checkpoint}: no config.json there")
+    try:
+        config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise CheckpointRefused(f"checkpoint {checkpoint}: {error}") from error
+    if config.model_type != "llava":
+        raise CheckpointRefused(f"checkpoint {checkpoint}: model_type is {config.model_type!r}; served: 'llava'")
+    vision = config.vision_config
+    patches = (vision.image_size // vision.patch_size) ** 2
+    return CheckpointFacts(
+        path=checkpoint,
+        image_token_id=config.image_token_id,
+        image_tokens=patches + (1 if config.vision_feature_select_strategy == "full" else 0),
+        width=config.text_config.hidden_size,
+        context_tokens=config.text_config.max_position_embeddings,
+        fingerprint=fingerprint(checkpoint),
+    )
+
+
+def fingerprint(checkpoint: Path) -> bytes:
+    """16 bytes that change with the weights, the configuration or the preprocessing.
+
+    Of each weight file its name, size, and first and last MiB are hashed: a 14 GB checkpoint takes milliseconds.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name in _TEXT_FILES:
+        path = checkpoint / name
+        if path.is_file():
+            digest.update(name.encode() + b"\0" + path.read_bytes())
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name}\0{size}\0".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_SAMPLE_BYTES))
+            file.seek(max(0, size - _SAMPLE_BYTES))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.digest()

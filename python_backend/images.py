@@ -1,0 +1,97 @@
+"""Image bytes as clients send them: unwrapped, checked, decoded."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import re
+import warnings
+from dataclasses import dataclass
+
+from PIL import Image, ImageOps
+
+from python_backend.errors import InvalidImage
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+ALLOWED = f"{', '.join(FORMATS)} as raw bytes, base64 or a data: URI"
+
+_DATA_URI = re.compile(rb"data:(?P<type>[^;,]*)(?P<parameters>(;[^;,]*)*?)(?P<base64>;base64)?,", re.IGNORECASE)
+_BASE64 = re.compile(rb"[A-Za-z0-9+/_\-\s]{16,}={0,2}\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """What one image may be at most."""
+
+    max_bytes: int
+    max_pixels: int
+
+
+def unwrap(data: bytes, limits: ImageLimits) -> bytes:
+    """The file bytes in what a client sent: raw bytes, base64 of them, or a `data:` URI.
+
+    Only the header is read: a file that breaks off later is found when it is decoded.
+
+    Raises:
+        InvalidImage: empty, too large, a URL, or not an image of an allowed format.
+    """
+    if not data:
+        raise InvalidImage(f"the image is empty; allowed: {ALLOWED}")
+    if data[:8].lower().startswith((b"http://", b"https://")):
+        raise InvalidImage(f"image URLs are not fetched; allowed: {ALLOWED}")
+    file = _from_text(data)
+    if len(file) > limits.max_bytes:
+        raise InvalidImage(f"the image has {len(file)} bytes; at most {limits.max_bytes} are allowed")
+    with _open(file) as image:
+        width, height = image.size
+    if width * height > limits.max_pixels:
+        raise InvalidImage(
+            f"the image has {width} x {height} pixels; at most {limits.max_pixels} in all are allowed"
+        )
+    return file
+
+
+def decode(file: bytes) -> Image.Image:
+    """The picture in a file, upright and in RGB, as `transformers.image_utils.load_image` gives it.
+
+    Raises:
+        InvalidImage: not an image of an allowed format, or one that breaks off.
+    """
+    with _open(file) as image:
+        try:
+            return ImageOps.exif_transpose(image).convert("RGB")
+        except (OSError, SyntaxError, ValueError, EOFError) as error:
+            raise InvalidImage(f"the {image.format} image cannot be decoded: {error}") from error
+
+
+def _from_text(data: bytes) -> bytes:
+    """The file behind base64 or a data URI; other bytes as they are."""
+    if data[:5].lower() == b"data:":
+        found = _DATA_URI.match(data)
+        if found is None or found["base64"] is None:
+            raise InvalidImage("the data: URI is not of the form data:image/...;base64,...")
+        return _decode_base64(data[found.end() :])
+    if _BASE64.fullmatch(data, 0, min(len(data), 256)) or _BASE64.fullmatch(data):
+        return _decode_base64(data)
+    return data
+
+
+def _decode_base64(text: bytes) -> bytes:
+    compact = b"".join(text.split()).translate(bytes.maketrans(b"-_", b"+/"))
+    try:
+        return base64.b64decode(compact + b"=" * (-len(compact) % 4), validate=True)
+    except binascii.Error as error:
+        raise InvalidImage(f"the image is not base64: {error}") from error
+
+
+def _open(file: bytes) -> Image.Image:
+    try:
+        with warnings.catch_warnings():
+            # The limit is ours: `unwrap` compares the size with it.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            return Image.open(io.BytesIO(file), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise InvalidImage(f"the image has too many pixels: {error}") from error
+    except (OSError, SyntaxError, ValueError) as error:
+        raise InvalidImage(f"not an image (it starts with {file[:8]!r}); allowed: {ALLOWED}") from error
