@@ -1,0 +1,160 @@
+"""Images to leased embeddings: decode, look up, encode together what is new, put it into the store."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from python_backend.errors import InternalError, RelayError
+from python_backend.images import decode
+from python_backend.metrics import Meter
+from python_backend.transport.boot import BootKey
+from python_backend.transport.handle import EmbeddingHandle, content_digest
+from python_backend.transport.store import EmbeddingStore, Slot
+from python_backend.vision.preprocess import Preprocessor
+
+logger = logging.getLogger(__name__)
+
+MAX_KNOWN_FILES = 4096
+
+
+class Encoder(Protocol):
+    """A loaded vision encoder."""
+
+    def encode(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Features (batch, tokens, width) of pixel values (batch, 3, height, width)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A leased embedding, and whether it was there already."""
+
+    handle: EmbeddingHandle
+    is_cached: bool
+
+
+@dataclass(slots=True)
+class _New:
+    """A picture to be encoded, and the places in the batch that wait for it."""
+
+    image: Image.Image
+    places: list[int]
+
+
+class EncodeStage:
+    """The encoder of one process with its store. Used by one thread.
+
+    An embedding is found by the pixels it was made from, so a picture saved twice is encoded once. Files that
+    were seen before are not even decoded: their digest leads to that of their pixels.
+    """
+
+    def __init__(
+        self,
+        preprocessor: Preprocessor,
+        encoder: Encoder,
+        store: EmbeddingStore,
+        boot: BootKey,
+        dtype: str,
+        meter: Meter,
+        clock: Callable[[], float],
+    ) -> None:
+        self._preprocessor = preprocessor
+        self._encoder = encoder
+        self._store = store
+        self._boot = boot
+        self._dtype = dtype
+        self._meter = meter
+        self._clock = clock
+        self._pixels_of: OrderedDict[bytes, bytes] = OrderedDict()  # file digest -> pixel digest
+
+    def run(self, files: Sequence[bytes]) -> list[Encoded | RelayError]:
+        """One result per image file, in order; a bad image fails alone."""
+        results: list[Encoded | RelayError | None] = [None] * len(files)
+        new: dict[bytes, _New] = {}
+        for place, file in enumerate(files):
+            try:
+                results[place] = self._look_up(file, place, new)
+            except RelayError as error:
+                results[place] = error
+        if new:
+            self._encode(new, results)
+        self._meter.set("vlm_relay_leases", self._store.counts.num_leases_out)
+        return [result if result is not None else InternalError("the image was not encoded") for result in results]
+
+    def _look_up(self, file: bytes, place: int, new: dict[bytes, _New]) -> Encoded | None:
+        """The embedding if it is in the store; else None, with the picture noted in `new`."""
+        file_digest = content_digest(file, self._boot)
+        key = self._pixels_of.get(file_digest)
+        image = None
+        if key is None:
+            image = decode(file)
+            key = self._remember(file_digest, image)
+        if key in new:
+            new[key].places.append(place)
+            return None
+        handle = self._store.find(key)
+        if handle is not None:
+            self._meter.add("vlm_relay_embedding_hits_total")
+            return Encoded(handle, is_cached=True)
+        new[key] = _New(image if image is not None else decode(file), [place])
+        return None
+
+    def _remember(self, file_digest: bytes, image: Image.Image) -> bytes:
+        size = f"{image.width}x{image.height}:".encode()
+        key = content_digest(size + image.tobytes(), self._boot)
+        self._pixels_of[file_digest] = key
+        if len(self._pixels_of) > MAX_KNOWN_FILES:
+            self._pixels_of.popitem(last=False)
+        return key
+
+    def _encode(self, new: dict[bytes, _New], results: list[Encoded | RelayError | None]) -> None:
+        began_s = self._clock()
+        try:
+            features = self._encoder.encode(self._preprocessor.pixels([item.image for item in new.values()]))
+        except Exception as error:  # whatever the runtime raises: these images fail, the stage goes on
+            logger.exception("encoding %d image(s) failed", len(new))
+            failed = InternalError(f"the encoder failed: {type(error).__name__}")
+            for item in new.values():
+                for place in item.places:
+                    results[place] = failed
+            return
+        self._meter.observe("vlm_relay_encode_batch_images", len(new))
+        self._meter.observe("vlm_relay_encode_seconds", self._clock() - began_s)
+        self._meter.add("vlm_relay_embedding_misses_total", len(new))
+        for (key, item), rows in zip(new.items(), features, strict=True):
+            self._store_one(key, item, rows, results)
+
+    def _store_one(
+        self,
+        key: bytes,
+        item: _New,
+        rows: npt.NDArray[np.float32],
+        results: list[Encoded | RelayError | None],
+    ) -> None:
+        """Puts one picture's features into a slot and lends it to all who wait for it."""
+        try:
+            slot = self._reserve(key, (rows.shape[0], rows.shape[1]))
+        except RelayError as error:
+            for place in item.places:
+                results[place] = error
+            return
+        slot.array[...] = rows
+        results[item.places[0]] = Encoded(self._store.commit(slot), is_cached=False)
+        for place in item.places[1:]:
+            try:
+                handle = self._store.find(key)
+            except RelayError as error:
+                results[place] = error
+                continue
+            if handle is not None:
+                results[place] = Encoded(handle, is_cached=True)
+
+    def _reserve(self, key: bytes, shape: tuple[int, int]) -> Slot:
+        return self._store.reserve(key, shape, "float16" if self._dtype == "float16" else "float32")
