@@ -1,0 +1,100 @@
+"""The `clip_encoder` model: image bytes in, a handle out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from python_backend.checkpoint import resolve
+from python_backend.errors import InternalError, InvalidImage, RelayError
+from python_backend.models.adapter import Site, failure, open_site, tensors, text_tensor
+from python_backend.models.metrics import TritonMeter
+from python_backend.transport.layout import SegmentLayout
+from python_backend.transport.segment import Segment
+from python_backend.transport.store import EmbeddingStore
+from python_backend.vision.export import ONNX_FILE, is_current
+from python_backend.vision.onnx import OnnxEncoder
+from python_backend.vision.preprocess import Preprocessor
+from python_backend.vision.stage import Encoded, EncodeStage
+
+logger = logging.getLogger(__name__)
+
+LEASES_PER_SLOT = 8  # as many requests may hold one popular image at once
+
+
+class TritonPythonModel:
+    """One encoder replica with its embedding store."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Loads the encoder and takes the store's memory."""
+        site = open_site(args)
+        self._site = site
+        self._meter = TritonMeter(site.model)
+        self._store = _create_store(site)
+        self._stage = EncodeStage(
+            Preprocessor(site.facts.path),
+            _load_encoder(site),
+            self._store,
+            site.boot,
+            site.plan.encode.dtype,
+            self._meter,
+            time.monotonic,
+        )
+        counts = self._store.counts
+        logger.info("loaded: %s, %d slots", site.plan.encode.runtime, counts.num_slots)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Encodes what Triton batched; one response per request."""
+        files: list[bytes] = []
+        faults: dict[int, RelayError] = {}
+        for place, request in enumerate(requests):
+            given = tensors(request).get("image")
+            if given is None or given.size != 1:
+                faults[place] = InvalidImage("clip_encoder takes one image per request")
+            else:
+                files.append(bytes(given.reshape(-1)[0]))
+        try:
+            results = iter(self._stage.run(files))
+        except Exception as error:
+            logger.exception("a batch failed")
+            results = iter([InternalError(f"the encoder failed: {type(error).__name__}")] * len(files))
+        return [self._respond(faults.get(place) or next(results)) for place in range(len(requests))]
+
+    def finalize(self) -> None:
+        """Removes the store."""
+        self._store.close()
+        self._meter.close()
+        logger.info("closed")
+
+    def _respond(self, result: Encoded | RelayError) -> Any:
+        if isinstance(result, RelayError):
+            return failure(result)
+        handle = text_tensor("handle", result.handle.seal(self._site.boot), shape=(1, 1))
+        is_cached = pb_utils.Tensor("is_cached", np.array([[result.is_cached]]))
+        return pb_utils.InferenceResponse([handle, is_cached])
+
+
+def _create_store(site: Site) -> EmbeddingStore:
+    encode, facts = site.plan.encode, site.facts
+    item_bytes = 2 if encode.dtype == "float16" else 4
+    layout = SegmentLayout(
+        num_slots=encode.slots,
+        slot_bytes=facts.image_tokens * facts.width * item_bytes,
+        num_leases=LEASES_PER_SLOT * encode.slots,
+    )
+    segment = Segment.create(site.boot.id, layout)
+    return EmbeddingStore(segment, site.embedding_fingerprint, time.monotonic, encode.lease_s)
+
+
+def _load_encoder(site: Site) -> OnnxEncoder:
+    artifacts = resolve(site.plan.artifacts)
+    if not is_current(site.facts, artifacts):
+        from python_backend.vision.export import export
+
+        logger.info("no current encoder in %s: exporting it", artifacts)
+        export(site.facts, artifacts)
+    return OnnxEncoder(artifacts / ONNX_FILE, site.plan.encode.threads)

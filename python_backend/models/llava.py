@@ -1,0 +1,131 @@
+"""The `llava` model: the public door. Requests in, text out; the work is done by `python_backend.relay`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from python_backend.errors import InternalError, RelayError
+from python_backend.generate import GenerateRequest, RequestLimits, parse_generate
+from python_backend.images import ImageLimits
+from python_backend.models.adapter import failure, open_site, parameters, tensors, text_tensor
+from python_backend.models.metrics import TritonMeter
+from python_backend.models.stages import BlsStages, now_s
+from python_backend.prompt import PromptBuilder
+from python_backend.relay import Relay, Reply
+from scheduler.plan import DRAIN_FILE
+from scheduler.profile import LimitsTable
+
+logger = logging.getLogger(__name__)
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class TritonPythonModel:
+    """The scheduler in front of the stages."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Loads the tokenizer and starts the relay."""
+        site = open_site(args)
+        plan = site.plan
+        drain_file = site.repository / DRAIN_FILE
+        self._limits = _request_limits(plan.limits)
+        self._meter = TritonMeter(site.model)
+        self._relay = Relay(
+            stages=BlsStages(site),
+            prompts=PromptBuilder(site.facts),
+            encoders=tuple(replica.name for replica in plan.encoders),
+            decoders=tuple(replica.name for replica in plan.decoders),
+            limits=plan.limits,
+            meter=self._meter,
+            clock=now_s,
+            is_draining=drain_file.exists,
+        )
+        logger.info(
+            "loaded: %s; %d in flight, %d waiting at most",
+            site.facts.path,
+            plan.limits.max_in_flight,
+            plan.limits.max_waiting,
+        )
+
+    def execute(self, requests: list[Any]) -> None:
+        """Hands every request to the relay, which answers through its response sender."""
+        for request in requests:
+            client = ResponseSender(request.get_response_sender())
+            try:
+                parsed = parse_generate(tensors(request), parameters(request), self._limits)
+                self._relay.accept(parsed, client)
+            except RelayError as error:
+                self._refuse(client, error)
+            except Exception as error:
+                logger.exception("a request could not be accepted")
+                self._refuse(client, InternalError(f"the request could not be read: {type(error).__name__}"))
+
+    def finalize(self) -> None:
+        """Ends what is left."""
+        self._relay.close()
+        self._meter.close()
+        logger.info("closed")
+
+    def _refuse(self, client: ResponseSender, error: RelayError) -> None:
+        client.fail(error)
+        logger.info("refused: %s", error)
+        self._meter.add("vlm_relay_requests_total", outcome=error.code)
+
+
+class ResponseSender:
+    """A client behind Triton's response sender. The caller sees to it that nothing follows the final word."""
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = sender
+
+    def reply(self, reply: Reply, is_last: bool) -> None:
+        """Sends one response."""
+        self._sender.send(pb_utils.InferenceResponse(_outputs(reply)), flags=FINAL if is_last else 0)
+
+    def fail(self, error: RelayError) -> None:
+        """Sends an error and the final flag."""
+        self._sender.send(failure(error), flags=FINAL)
+
+    def is_cancelled(self) -> bool:
+        """Whether the client is gone."""
+        return bool(self._sender.is_cancelled())
+
+
+def _request_limits(limits: LimitsTable) -> RequestLimits:
+    return RequestLimits(
+        max_images=limits.max_images,
+        max_text_bytes=limits.max_text_kib << 10,
+        image=ImageLimits(limits.max_image_mib << 20, limits.max_image_megapixels * 1_000_000),
+    )
+
+
+def _outputs(reply: Reply) -> list[Any]:
+    request, chunk, returns = reply.request, reply.chunk, reply.request.returns
+    text = (request.text or "") + chunk.text if _repeats_input(request, reply.prompt.text) else chunk.text
+    outputs = [text_tensor("text_output", text)]
+    if returns.finish_reason:
+        outputs.append(text_tensor("finish_reason", str(chunk.finish_reason)))
+    if returns.cumulative_logprob:
+        outputs.append(pb_utils.Tensor("cumulative_logprob", np.array([chunk.cumulative_logprob], np.float32)))
+    if returns.logprobs:
+        wanted = request.sampling.logprobs is not None
+        outputs.append(text_tensor("logprobs", json.dumps(chunk.logprobs) if wanted else "null"))
+    if returns.num_input_tokens:
+        outputs.append(pb_utils.Tensor("num_input_tokens", np.array([reply.prompt.num_tokens], np.uint32)))
+    if returns.num_output_tokens:
+        outputs.append(pb_utils.Tensor("num_output_tokens", np.array([len(chunk.token_ids)], np.uint32)))
+    if reply.decision is not None:
+        outputs.append(text_tensor("decision", json.dumps(reply.decision.to_dict())))
+    return outputs
+
+
+def _repeats_input(request: GenerateRequest, prompt: str) -> bool:
+    """As vLLM: a raw prompt is repeated unless the client streams or says no; a question only when it says so."""
+    if request.is_streaming or request.text is None:
+        return False
+    return request.repeats_input if request.repeats_input is not None else prompt == request.text

@@ -1,0 +1,222 @@
+"""The `llava_decoder` model: tokens and handles in, tokens and text out."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+import triton_python_backend_utils as pb_utils
+
+from python_backend.checkpoint import resolve
+from python_backend.decoder.engine import Engine
+from python_backend.decoder.options import EngineOptions
+from python_backend.decoder.sequence import DecodeRequest, Delta, ImageEmbedding, TokenLogprob
+from python_backend.errors import InternalError, InvalidRequest, RelayError
+from python_backend.models.adapter import failure, open_site, tensors, text_tensor
+from python_backend.models.metrics import TritonMeter
+from python_backend.request import parse_sampling
+from python_backend.transport.handle import NUMPY_DTYPES, EmbeddingHandle
+from python_backend.transport.reader import EmbeddingReader
+from scheduler.profile import DecodeTable
+
+logger = logging.getLogger(__name__)
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class TritonPythonModel:
+    """One decoder replica."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Loads the weights and starts the engine."""
+        site = open_site(args)
+        self._site = site
+        self._meter = TritonMeter(site.model)
+        self._reader = EmbeddingReader()
+        self._engine = Engine.load(resolve(site.plan.checkpoint), _options(site.plan.decode), time.monotonic)
+        self._sender = DeltaSender()
+        self._engine.start()
+        self._seen_tokens = 0
+        self._seen_steps = 0
+        self._meter.poll(self._report)
+        logger.info("loaded: %d KV blocks", self._engine.status().total_blocks)
+
+    def execute(self, requests: list[Any]) -> None:
+        """Submits generations and carries out cancels."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self._accept(request, sender)
+            except RelayError as error:
+                sender.send(failure(error), flags=FINAL)
+            except Exception as error:
+                logger.exception("a request could not be accepted")
+                refused = InternalError(f"the decoder could not read the request: {type(error).__name__}")
+                sender.send(failure(refused), flags=FINAL)
+
+    def finalize(self) -> None:
+        """Ends every generation and the engine."""
+        self._engine.close()
+        self._sender.close()
+        self._reader.close()
+        self._meter.close()
+        logger.info("closed")
+
+    def _accept(self, request: Any, sender: Any) -> None:
+        inputs = tensors(request)
+        if "cancel" in inputs:
+            self._engine.cancel(bytes(inputs["cancel"][0]).decode())
+            sender.send(flags=FINAL)
+            return
+        missing = {"request_id", "token_ids"} - inputs.keys()
+        if missing:
+            raise InvalidRequest(f"llava_decoder needs {', '.join(sorted(missing))}, or cancel")
+        deadline_ns = int(inputs["deadline_ns"][0]) if "deadline_ns" in inputs else 0
+        job = DecodeRequest(
+            request_id=bytes(inputs["request_id"][0]).decode(errors="replace"),
+            token_ids=tuple(inputs["token_ids"].tolist()),
+            images=self._take_in([bytes(item) for item in inputs.get("handles", ())]),
+            sampling=parse_sampling(bytes(inputs["sampling_parameters"][0]).decode())
+            if "sampling_parameters" in inputs
+            else parse_sampling(""),
+            deadline_s=deadline_ns / 1e9 if deadline_ns else None,
+            generated_ids=tuple(inputs["generated_ids"].tolist()) if "generated_ids" in inputs else (),
+        )
+        self._engine.submit(job, self._sender.stream(sender))
+
+    def _take_in(self, sealed: list[bytes]) -> tuple[ImageEmbedding, ...]:
+        """Copies the embeddings behind the handles; every lease that can be read is given back."""
+        site = self._site
+        handles = [EmbeddingHandle.open(data, site.boot, site.embedding_fingerprint) for data in sealed]
+        try:
+            return tuple(self._copy(handle) for handle in handles)
+        finally:
+            for handle in handles:
+                self._reader.release(handle)
+
+    def _copy(self, handle: EmbeddingHandle) -> ImageEmbedding:
+        features = torch.empty(handle.shape, dtype=getattr(torch, handle.dtype))
+        out = features.view(torch.uint16) if handle.dtype == "bfloat16" else features
+        array = out.numpy()
+        assert array.dtype == NUMPY_DTYPES[handle.dtype]
+        self._reader.copy(handle, array)
+        return ImageEmbedding(handle.digest, features)
+
+    def _report(self) -> None:
+        status = self._engine.status()
+        self._meter.set("vlm_relay_running_sequences", status.num_running)
+        self._meter.set("vlm_relay_waiting_sequences", status.num_waiting)
+        self._meter.set("vlm_relay_free_kv_blocks", status.free_blocks)
+        if status.num_steps > self._seen_steps:
+            self._seen_steps = status.num_steps
+            self._meter.observe("vlm_relay_decode_batch_sequences", status.last_batch_sequences)
+        if status.num_generated_tokens > self._seen_tokens:
+            self._meter.add("vlm_relay_generated_tokens_total", status.num_generated_tokens - self._seen_tokens)
+            self._seen_tokens = status.num_generated_tokens
+
+
+class DeltaSender:
+    """Sends what the engine gave, from a thread of its own, so that a slow hop never holds up a step.
+
+    What gathers for one request while others are served goes out as one response.
+    """
+
+    def __init__(self) -> None:
+        self._ready: deque[_Outbox | None] = deque()
+        self._wake = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="sender", daemon=True)
+        self._thread.start()
+
+    def stream(self, sender: Any) -> _Outbox:
+        """Takes the deltas of one request; call it with each."""
+        return _Outbox(self, sender)
+
+    def put(self, outbox: _Outbox, delta: Delta) -> None:
+        """Queues a delta. Called by the engine; never blocks for long."""
+        with self._wake:
+            if not outbox.deltas:
+                self._ready.append(outbox)
+            outbox.deltas.append(delta)
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Sends what is queued and ends the thread."""
+        with self._wake:
+            self._ready.append(None)
+            self._wake.notify()
+        self._thread.join(timeout=10)
+
+    def _work(self) -> None:
+        while True:
+            with self._wake:
+                while not self._ready:
+                    self._wake.wait()
+                outbox = self._ready.popleft()
+                if outbox is None:
+                    return
+                deltas, outbox.deltas = outbox.deltas, []
+            try:
+                _send(outbox.sender, deltas)
+            except Exception:  # one request's answer is lost; the others must go on
+                logger.exception("a response could not be sent")
+
+
+class _Outbox:
+    """One request's unsent deltas, guarded by its sender's condition."""
+
+    def __init__(self, owner: DeltaSender, sender: Any) -> None:
+        self._owner = owner
+        self.sender = sender
+        self.deltas: list[Delta] = []
+
+    def __call__(self, delta: Delta) -> None:
+        self._owner.put(self, delta)
+
+
+def _send(sender: Any, deltas: list[Delta]) -> None:
+    last = deltas[-1]
+    if last.error is not None:
+        sender.send(failure(last.error), flags=FINAL)
+        return
+    token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+    outputs = [
+        pb_utils.Tensor("token_ids", np.array(token_ids, dtype=np.int32)),
+        text_tensor("text", "".join(delta.text for delta in deltas)),
+        text_tensor("finish_reason", last.finish_reason or ""),
+    ]
+    logprobs = [_logprob(item) for delta in deltas for item in delta.logprobs]
+    if logprobs or last.is_final:
+        report = {
+            "num_prompt_tokens": last.num_prompt_tokens,
+            "num_cached_tokens": last.num_cached_tokens,
+            "cumulative_logprob": last.cumulative_logprob,
+            "logprobs": logprobs,
+        }
+        outputs.append(text_tensor("report", json.dumps(report)))
+    sender.send(pb_utils.InferenceResponse(outputs), flags=FINAL if last.is_final else 0)
+
+
+def _logprob(item: TokenLogprob) -> dict[str, object]:
+    """In the form of Triton's vLLM backend: token id to log-probability, rank and text."""
+    return {
+        str(token.token_id): {"logprob": token.logprob, "rank": token.rank, "decoded_token": token.text}
+        for token in (item, *item.top)
+    }
+
+
+def _options(decode: DecodeTable) -> EngineOptions:
+    return EngineOptions(
+        dtype=decode.dtype,
+        block_tokens=decode.block_tokens,
+        kv_cache_bytes=decode.kv_cache_mib << 20,
+        max_sequences=decode.max_sequences,
+        max_step_tokens=decode.step_tokens,
+        max_waiting=decode.max_waiting,
+        num_threads=decode.threads,
+    )

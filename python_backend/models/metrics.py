@@ -1,0 +1,82 @@
+"""Triton's custom metrics behind one thread.
+
+Triton's metric objects are not thread-safe: two threads that raise one counter crash the server itself. So
+everybody else only puts an observation in a queue, and the one thread here owns every metric object.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from python_backend.metrics import METRICS
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.25
+
+
+class TritonMeter:
+    """A `Meter` whose observations appear on Triton's `/metrics`, labelled with the model's name."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._queue: queue.SimpleQueue[tuple[str, str, float, dict[str, str]] | None] = queue.SimpleQueue()
+        self._families: dict[str, Any] = {}
+        self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
+        self._polls: list[Callable[[], None]] = []
+        self._thread = threading.Thread(target=self._work, name="metrics", daemon=True)
+        self._thread.start()
+
+    def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
+        """Raises a counter."""
+        self._queue.put(("increment", name, amount, labels))
+
+    def set(self, name: str, value: float) -> None:
+        """Sets a gauge."""
+        self._queue.put(("set", name, value, {}))
+
+    def observe(self, name: str, value: float) -> None:
+        """Adds a value to a histogram."""
+        self._queue.put(("observe", name, value, {}))
+
+    def poll(self, report: Callable[[], None]) -> None:
+        """Calls `report` a few times a second on the metrics thread; it may use this meter."""
+        self._polls.append(report)
+
+    def close(self) -> None:
+        """Ends the thread after what is queued."""
+        self._queue.put(None)
+        self._thread.join(timeout=5)
+
+    def _work(self) -> None:
+        while True:
+            try:
+                item = self._queue.get(timeout=POLL_S)
+            except queue.Empty:
+                for report in list(self._polls):
+                    report()
+                continue
+            if item is None:
+                return
+            verb, name, value, labels = item
+            try:
+                getattr(self._metric(name, labels), verb)(value)
+            except Exception:  # a metric must never take the model down
+                logger.exception("metric %s", name)
+
+    def _metric(self, name: str, labels: dict[str, str]) -> Any:
+        key = (name, tuple(sorted(labels.items())))
+        if key not in self._metrics:
+            definition = METRICS[name]
+            if name not in self._families:
+                kind = getattr(pb_utils.MetricFamily, definition.kind.upper())
+                self._families[name] = pb_utils.MetricFamily(name=name, description=definition.text, kind=kind)
+            options = {"buckets": list(definition.buckets)} if definition.buckets else {}
+            self._metrics[key] = self._families[name].Metric(labels={"model": self._model, **labels}, **options)
+        return self._metrics[key]

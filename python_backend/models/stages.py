@@ -1,0 +1,118 @@
+"""The two stages as the relay sees them: calls from `llava` to the other models, by Triton's BLS."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from python_backend.errors import EmbeddingGone, HandleRefused, PeerGone, RelayError, from_message
+from python_backend.models.adapter import Site, text_tensor
+from python_backend.relay import Chunk, DecodeJob
+from python_backend.transport.handle import EmbeddingHandle
+from python_backend.transport.reader import EmbeddingReader
+
+
+class BlsStages:
+    """Encoders and decoders on this server. Blocks its caller; use one thread per request."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._reader = EmbeddingReader()
+
+    def encode(self, encoder: str, image: bytes) -> bytes:
+        """A handle on the image's features, with a lease.
+
+        Raises:
+            RelayError: what the encoder answered, or `PeerGone` when it could not.
+        """
+        request = pb_utils.InferenceRequest(
+            model_name=encoder,
+            requested_output_names=["handle"],
+            inputs=[text_tensor("image", image, shape=(1, 1))],
+        )
+        response = request.exec()
+        _raise_error(response, encoder)
+        return _bytes(pb_utils.get_output_tensor_by_name(response, "handle"))
+
+    def decode(self, decoder: str, job: DecodeJob) -> Iterator[Chunk]:
+        """The answer as it comes.
+
+        Raises:
+            RelayError: what the decoder answered, or `PeerGone` when it could not.
+        """
+        inputs = [
+            text_tensor("request_id", job.request_id),
+            pb_utils.Tensor("token_ids", np.array(job.token_ids, dtype=np.int32)),
+            text_tensor("sampling_parameters", job.sampling.to_json()),
+        ]
+        if job.handles:
+            inputs.append(text_tensor("handles", *job.handles))
+        if job.deadline_s is not None:
+            # Both processes read the machine's one monotonic clock.
+            inputs.append(pb_utils.Tensor("deadline_ns", np.array([int(job.deadline_s * 1e9)], dtype=np.int64)))
+        request = pb_utils.InferenceRequest(
+            model_name=decoder,
+            requested_output_names=["token_ids", "text", "finish_reason", "report"],
+            inputs=inputs,
+        )
+        for response in request.exec(decoupled=True):
+            _raise_error(response, decoder)
+            outputs = {tensor.name(): tensor for tensor in response.output_tensors()}
+            if outputs:  # the final response may be empty
+                yield _chunk(outputs)
+
+    def cancel(self, decoder: str, request_id: str) -> None:
+        """Stops a generation; nothing if it has ended.
+
+        Raises:
+            PeerGone: the decoder could not be asked.
+        """
+        request = pb_utils.InferenceRequest(
+            model_name=decoder,
+            requested_output_names=["finish_reason"],
+            inputs=[text_tensor("cancel", request_id)],
+        )
+        for response in request.exec(decoupled=True):
+            _raise_error(response, decoder)
+
+    def release(self, handle: bytes) -> None:
+        """Gives a lease back; nothing if it is over already."""
+        try:
+            opened = EmbeddingHandle.open(handle, self._site.boot, self._site.embedding_fingerprint)
+            self._reader.release(opened)
+        except (EmbeddingGone, HandleRefused):
+            return
+
+
+def now_s() -> float:
+    """The clock that deadlines are on: the machine's monotonic one, the same in every process."""
+    return time.monotonic()
+
+
+def _raise_error(response: Any, stage: str) -> None:
+    if not response.has_error():
+        return
+    error: RelayError = from_message(response.error().message())
+    if isinstance(error, PeerGone) and not error.text.startswith(stage):
+        raise type(error)(f"{stage}: {error.text}")
+    raise error
+
+
+def _chunk(outputs: dict[str, Any]) -> Chunk:
+    report = json.loads(_bytes(outputs["report"]) or b"{}") if "report" in outputs else {}
+    return Chunk(
+        token_ids=tuple(outputs["token_ids"].as_numpy().tolist()),
+        text=_bytes(outputs["text"]).decode(),
+        finish_reason=_bytes(outputs["finish_reason"]).decode() or None,
+        logprobs=tuple(report.get("logprobs", ())),
+        cumulative_logprob=float(report.get("cumulative_logprob", 0.0)),
+    )
+
+
+def _bytes(tensor: Any) -> bytes:
+    return bytes(tensor.as_numpy().reshape(-1)[0])
