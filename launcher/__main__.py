@@ -1,0 +1,105 @@
+"""The `vlm-relay` command. Each subcommand is a thin call into the package that owns it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+USAGE, FAILED, INTERRUPTED = 2, 1, 130
+
+
+def _say(text: str) -> None:
+    print(f"vlm-relay: {text}", file=sys.stderr, flush=True)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from launcher.serve import plan_of, serve
+
+    ports = (arguments.host, arguments.http_port, arguments.grpc_port, arguments.metrics_port)
+    return serve(plan_of(arguments.profile, arguments.checkpoint), ports, os.environ, _say)
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    from launcher.serve import build, plan_of
+
+    _say(f"current: {build(plan_of(arguments.profile, arguments.checkpoint), _say, arguments.force)}")
+    return 0
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from launcher.demo import demo
+    from launcher.serve import plan_of
+
+    return demo(plan_of(arguments.profile, arguments.checkpoint), os.environ, _say, arguments.log)
+
+
+def _add_plan_options(parser: argparse.ArgumentParser) -> None:
+    from python_backend.checkpoint import PROJECT_ROOT
+
+    default = PROJECT_ROOT / "deploy" / "profiles" / "cpu.toml"
+    parser.add_argument("--profile", type=Path, default=default, help="deployment profile (%(default)s)")
+    parser.add_argument("--checkpoint", help="a Hugging Face LLaVA folder, instead of the profile's")
+
+
+def _parser() -> argparse.ArgumentParser:
+    import client.__main__ as ask
+    import scheduler.__main__ as render
+
+    parser = argparse.ArgumentParser(prog="vlm-relay", description="Serve vision-language models on Triton.")
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    command = commands.add_parser("serve", help="start the server and serve until Ctrl-C")
+    _add_plan_options(command)
+    command.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    command.add_argument("--http-port", type=_port, default=8000, help="0 is any free one (%(default)s)")
+    command.add_argument("--grpc-port", type=_port, default=8001, help="0 is any free one (%(default)s)")
+    command.add_argument("--metrics-port", type=_port, default=8002, help="0 is any free one (%(default)s)")
+    command.set_defaults(run=_serve)
+
+    command = commands.add_parser("ask", help="ask a running server about images")
+    ask.configure(command)
+    command.set_defaults(run=ask.run)
+
+    command = commands.add_parser("build", help="export the vision encoder ahead of time")
+    _add_plan_options(command)
+    command.add_argument("--force", action="store_true", help="export also when a current one is there")
+    command.set_defaults(run=_build)
+
+    command = commands.add_parser("render", help="write a profile's placement into a model repository")
+    render.configure(command)
+    command.set_defaults(run=render.run)
+
+    command = commands.add_parser("demo", help="start, ask about the shipped picture, stop")
+    _add_plan_options(command)
+    command.add_argument("--log", type=Path, default=Path("build/demo.log"), help="server's log (%(default)s)")
+    command.set_defaults(run=_demo)
+    return parser
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError(f"{port} is not a port: 0 to 65535")
+    return port
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; its exit code."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="vlm-relay: %(message)s")
+    try:
+        return int(arguments.run(arguments))
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return INTERRUPTED
+    except (ValueError, RuntimeError, OSError) as error:  # what our packages raise for what a user can mend
+        _say(str(error))
+        return USAGE if isinstance(error, ValueError) else FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""`vlm-relay serve`: from a profile to a server that has answered a question, and back to nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+
+from client import RelayClient, RelayClientError
+from launcher.server import Server, ServerFailed, choose_ports
+from launcher.triton import find_triton
+from python_backend.checkpoint import PROJECT_ROOT, read_facts, resolve
+from scheduler.placement import place
+from scheduler.plan import Plan
+from scheduler.profile import Profile, read_profile
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PROFILE = PROJECT_ROOT / "deploy" / "profiles" / "cpu.toml"
+READY_TIMEOUT_S = 600.0
+CANARY_TIMEOUT_S = 120.0
+
+Say = Callable[[str], None]
+
+
+def plan_of(profile_path: Path, checkpoint: str | None) -> Plan:
+    """The plan of a profile, with another checkpoint if one is given."""
+    profile: Profile = read_profile(profile_path)
+    if checkpoint is not None:
+        model = profile.model.model_copy(update={"checkpoint": str(Path(checkpoint).resolve())})
+        profile = profile.model_copy(update={"model": model})
+    return place(profile)
+
+
+def build(plan: Plan, say: Say, is_forced: bool = False) -> Path:
+    """Exports the encoder unless a current one is there; its path."""
+    facts = read_facts(resolve(plan.checkpoint))
+    artifacts = resolve(plan.artifacts)
+    from python_backend.vision import export  # torch: seconds to import
+
+    if not is_forced and export.is_current(facts, artifacts):
+        return artifacts / export.ONNX_FILE
+    say(f"exporting the vision encoder of {facts.path} (once per checkpoint)")
+    began = time.monotonic()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        path = export.export(facts, artifacts)
+    say(f"exported and verified in {time.monotonic() - began:.1f} s: {path}")
+    return path
+
+
+@contextlib.contextmanager
+def running(
+    plan: Plan,
+    ports: tuple[str, int, int, int],
+    variables: Mapping[str, str],
+    say: Say,
+    log: io.TextIOBase | None = None,
+    stopping: threading.Event | None = None,
+) -> Iterator[Server]:
+    """A server that has answered the canary; drained and stopped at the end of the block.
+
+    `ports` are host, HTTP, gRPC and metrics; a port of 0 is any free one. When `stopping` is set while the
+    server loads, it is ended without ado.
+    """
+    stopping = stopping or threading.Event()
+    triton = find_triton()
+    chosen = choose_ports(*ports)
+    build(plan, say)
+    say(f"starting tritonserver with {', '.join(r.name for r in (*plan.encoders, *plan.decoders))}")
+    began = time.monotonic()
+    server = Server(plan, triton, chosen, variables, log or sys.stderr)  # type: ignore[arg-type]
+    is_serving = False
+    try:
+        _wait(server, stopping)
+        if not stopping.is_set():
+            answer_canary(f"{chosen.host}:{chosen.grpc}")
+            is_serving = True
+            say(
+                f"ready after {time.monotonic() - began:.1f} s: gRPC {chosen.host}:{chosen.grpc}, "
+                f"HTTP {chosen.host}:{chosen.http}, metrics {chosen.host}:{chosen.metrics}"
+            )
+        yield server
+    finally:
+        if is_serving and server.is_running():
+            say("stopping: new requests are refused, running ones finish")
+            if not server.drain(plan.limits.drain_s):
+                say(f"some requests did not finish in {plan.limits.drain_s:g} s")
+        if is_serving:
+            server.stop()
+        else:
+            server.kill()
+        say("stopped")
+
+
+def serve(plan: Plan, ports: tuple[str, int, int, int], variables: Mapping[str, str], say: Say) -> int:
+    """Serves until SIGINT, SIGTERM or the server's death; the exit code."""
+    stopping = threading.Event()
+    with _signals(stopping), running(plan, ports, variables, say, stopping=stopping) as server:
+        while not stopping.wait(0.2):
+            if not server.is_running():
+                raise ServerFailed("tritonserver stopped by itself; see its last lines above")
+    return 0
+
+
+def answer_canary(address: str) -> None:
+    """Asks one question about a grey picture, to see that the whole journey works.
+
+    Raises:
+        ServerFailed: no answer.
+    """
+    from PIL import Image
+
+    picture = io.BytesIO()
+    Image.new("RGB", (32, 32), (128, 128, 128)).save(picture, "PNG")
+    try:
+        with RelayClient(address) as client:
+            client.ask("What is this?", images=[picture.getvalue()], max_tokens=1, deadline_s=CANARY_TIMEOUT_S)
+    except RelayClientError as error:
+        raise ServerFailed(f"the server is up but did not answer a question: {error}") from error
+
+
+def _wait(server: Server, stopping: threading.Event) -> None:
+    """Until the server is ready, or is told to stop."""
+    until = time.monotonic() + READY_TIMEOUT_S
+    while not stopping.is_set():
+        with contextlib.suppress(TimeoutError):
+            server.wait_ready(min(0.5, max(0.0, until - time.monotonic())))
+            return
+        if time.monotonic() > until:
+            raise ServerFailed(f"tritonserver was not ready after {READY_TIMEOUT_S:g} s")
+
+
+@contextlib.contextmanager
+def _signals(stopping: threading.Event) -> Iterator[None]:
+    """Sets `stopping` on the first SIGINT or SIGTERM; a second one interrupts the wait for running requests."""
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        stopping.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
