@@ -1,0 +1,46 @@
+# make demo: everything set up, the server up, a question answered, a clean stop.   make test: all checks.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo serve test lint unit integration slow bench clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(STAMP) ## a virtual environment with all that is needed
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,dev]'
+	touch $(STAMP)
+
+demo: setup ## start the server, ask about demo/picture.jpg, print the streamed answer, stop
+	@$(BIN)/vlm-relay demo
+
+serve: setup ## serve the shipped checkpoint until Ctrl-C
+	@$(BIN)/vlm-relay serve
+
+test: lint unit integration ## all checks, as CI runs them
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+unit: setup ## tests without a server
+	$(BIN)/pytest tests/unit
+
+integration: setup ## tests against a real tritonserver on 127.0.0.1
+	$(BIN)/pytest tests/integration -m "not slow"
+
+slow: setup ## long runs: soak and load
+	$(BIN)/pytest tests -m slow
+
+bench: setup ## handle against tensor passing, on the real server
+	$(BIN)/python -m benchmarks.handle_vs_tensor
+
+clean: ## the virtual environment and what was built
+	rm -rf $(VENV) build *.egg-info
