@@ -120,8 +120,7 @@ def make_case(
         if pixels is not None:
             features = model.get_image_features(pixel_values=pixels).pooler_output
             images = tuple(
-                ImageEmbedding(f"{seed}/{index}".encode(), rows.clone())
-                for index, rows in enumerate(features)
+                ImageEmbedding(f"{seed}/{index}".encode(), rows.clone()) for index, rows in enumerate(features)
             )
         inputs = torch.tensor([expanded])
         output = model.generate(
@@ -223,3 +222,8 @@ def edit_json(path: Path, **values: object) -> None:
     content = json.loads(path.read_text())
     content.update(values)
     path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+
+
+def features(num_tokens: int, width: int = WIDTH, value: float = 0.0) -> torch.Tensor:
+    """Features of an image that is the same everywhere."""
+    return torch.full((num_tokens, width), value)

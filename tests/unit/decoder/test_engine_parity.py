@@ -60,9 +60,7 @@ def test_cancels_leave_the_neighbours_tokens_alone(start_engine: StartEngine, ca
 
     for index, case in enumerate(cases):
         harness.submit(case, str(index), receivers[index])
-    kept = {
-        index: receiver.token_ids() for index, receiver in enumerate(receivers) if index not in (3, 7, 11)
-    }
+    kept = {index: receiver.token_ids() for index, receiver in enumerate(receivers) if index not in (3, 7, 11)}
 
     assert kept == {index: case.answer for index, case in enumerate(cases) if index not in (3, 7, 11)}
     for index in (3, 7, 11):
