@@ -26,25 +26,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Give `parser` the arguments of `ask`."""
     parser.description = "Ask a question about pictures, or none, and print the answer as it comes."
     parser.epilog = "Exit status: 0 answered, 1 the server failed, 2 wrong usage, 130 interrupted."
-    parser.add_argument(
-        "images", nargs="*", metavar="IMAGE", help="picture files, in the order they are shown"
-    )
+    parser.add_argument("images", nargs="*", metavar="IMAGE", help="picture files, in the order they are shown")
     parser.add_argument("question", metavar="QUESTION", help="the last argument is the question")
-    parser.add_argument(
-        "--url", default=DEFAULT_ADDRESS, help="host:port of the server's gRPC port (%(default)s)"
-    )
+    parser.add_argument("--url", default=DEFAULT_ADDRESS, help="host:port of the server's gRPC port (%(default)s)")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="end the answer after N tokens")
     parser.add_argument("--temperature", type=float, metavar="T", help="0, the default, is greedy")
     parser.add_argument("--seed", type=int, metavar="N", help="the same answer each time at a temperature")
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end before TEXT; may be repeated")
-    parser.add_argument(
-        "--priority", type=int, default=0, metavar="N", help="smaller is more urgent (%(default)s)"
-    )
+    parser.add_argument("--priority", type=int, default=0, metavar="N", help="smaller is more urgent (%(default)s)")
     parser.add_argument("--deadline-s", type=float, metavar="S", help="give up S seconds after sending")
     parser.add_argument("--stats", action="store_true", help="times, counts and the decision on stderr")
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object, when the answer is complete"
-    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object, when the answer is complete")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,9 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _complain(f"the question is missing: {arguments.question!r} is a file", USAGE)
     try:
         with RelayClient(arguments.url) as client:
-            return _ask(
-                client.stream(arguments.question, images=arguments.images, **_options(arguments)), arguments
-            )
+            return _ask(client.stream(arguments.question, images=arguments.images, **_options(arguments)), arguments)
     except InvalidRequest as error:  # before anything was sent
         return _complain(str(error), USAGE)
     except KeyboardInterrupt:

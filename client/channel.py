@@ -10,7 +10,7 @@ DEFAULT_ADDRESS = "127.0.0.1:8001"  # Triton's gRPC port
 CONNECT_TIMEOUT_S = 5.0
 # The server ends a request at its deadline itself; past this, it is taken for hung.
 DEADLINE_GRACE_S = 5.0
-# After the final response the server ends the call at once; past this, the client does.
+# After an error or the final response the server ends the call at once; past this, the client does.
 LINGER_S = 1.0
 
 _ADDRESS = re.compile(r"(?:grpc://)?((?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):\d{1,5})/?")

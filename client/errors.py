@@ -105,9 +105,7 @@ def from_status(status: str, details: str, address: str, has_answered: bool) -> 
     if _PREFIX.search(details):
         return from_message(details)
     if status == "UNAVAILABLE" and has_answered:
-        return ServerUnreachable(
-            f"lost the server at {address} in the middle of the answer: {_first(details)}"
-        )
+        return ServerUnreachable(f"lost the server at {address} in the middle of the answer: {_first(details)}")
     if status == "UNAVAILABLE":
         return ServerUnreachable(f"no server answers at {address}; start one with `vlm-relay serve`")
     if status == "DEADLINE_EXCEEDED":

@@ -153,6 +153,8 @@ class AnswerStream:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._transcript.is_ending and not self._is_closed:
+            self._drain()
         self.close()
 
     @property
@@ -176,7 +178,8 @@ class AnswerStream:
         while not self._transcript.is_final:
             try:
                 chunk = self._transcript.add(self._read())
-            except Unavailable as error:
+            except RelayClientError as error:
+                self._drain()
                 self._try_again(error)
             except BaseException:
                 self.close()
@@ -184,7 +187,7 @@ class AnswerStream:
             else:
                 if chunk is not None:
                     return chunk
-        self._settle()
+        self._drain()
         raise StopIteration
 
     def _read(self) -> Reply:
@@ -199,20 +202,26 @@ class AnswerStream:
         return reply_from(response)
 
     def _failure(self, error: grpc.RpcError) -> RelayClientError:
-        return from_status(
-            error.code().name, error.details() or "", self._address, self._transcript.has_begun
-        )
+        return from_status(error.code().name, error.details() or "", self._address, self._transcript.has_begun)
 
-    def _try_again(self, error: Unavailable) -> None:
-        self._call.cancel()  # a server that has refused may hold the call open
-        if self._transcript.has_begun or self._is_closed:
+    def _try_again(self, error: RelayClientError) -> None:
+        if not isinstance(error, Unavailable) or self._transcript.has_begun or self._is_closed:
             raise error
         self._sleep(self._attempts.pause_after(error))
         self._call = self._open_call(self._attempts.next_request())
 
-    def _settle(self) -> None:
-        """Let the server end the call, which it does at once; cancel it if not."""
-        call = self._call
-        ended = threading.Event()
-        if call is not None and call.add_callback(ended.set) and not ended.wait(LINGER_S):
-            call.cancel()
+    def _drain(self) -> None:
+        """Read on to the end of the call, which is near; cancel it when it is not there in `LINGER_S`.
+
+        A cancel just then is what Triton 2.51 does not bear: it keeps the request for ever, or crashes.
+        """
+        if self._call.is_active():
+            too_late = threading.Timer(LINGER_S, self._call.cancel)
+            too_late.start()
+            try:
+                for _ in self._call:
+                    pass
+            except grpc.RpcError:
+                pass  # what the call was for has been told before
+            finally:
+                too_late.cancel()

@@ -22,7 +22,7 @@ from client.channel import (
     address_from,
     channel_options,
 )
-from client.errors import Cancelled, ServerError, Unavailable, from_status
+from client.errors import Cancelled, RelayClientError, ServerError, Unavailable, from_status
 from client.images import Image
 from client.request import Message, Options, Request, request_from
 from client.retry import Attempts
@@ -152,6 +152,8 @@ class AsyncAnswerStream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._transcript.is_ending and not self._is_closed:
+            await self._drain()
         self.close()
 
     @property
@@ -175,7 +177,8 @@ class AsyncAnswerStream:
         while not self._transcript.is_final:
             try:
                 chunk = self._transcript.add(await self._read())
-            except Unavailable as error:
+            except RelayClientError as error:
+                await self._drain()
                 await self._try_again(error)
             except BaseException:
                 self.close()
@@ -183,16 +186,14 @@ class AsyncAnswerStream:
             else:
                 if chunk is not None:
                     return chunk
-        await self._settle()
+        await self._drain()
         raise StopAsyncIteration
 
     async def _read(self) -> Reply:
         try:
             response = await self._call.read()
         except asyncio.CancelledError:
-            # grpc raises this too when the call was cancelled, here or by the server, and the task was not.
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if _is_task_cancelled():
                 raise
             raise self._cancelled() from None
         except grpc.RpcError as error:
@@ -209,21 +210,31 @@ class AsyncAnswerStream:
             return Cancelled("the stream was closed before the answer was complete")
         return Cancelled("the request was cancelled")
 
-    async def _try_again(self, error: Unavailable) -> None:
-        self._call.cancel()  # a server that has refused may hold the call open
-        if self._transcript.has_begun or self._is_closed:
+    async def _try_again(self, error: RelayClientError) -> None:
+        if not isinstance(error, Unavailable) or self._transcript.has_begun or self._is_closed:
             raise error
         await self._sleep(self._attempts.pause_after(error))
         self._call = self._open_call(self._attempts.next_request())
 
-    async def _settle(self) -> None:
-        """Let the server end the call, which it does at once; cancel it if not."""
-        call = self._call
-        if call is None or call.done():
-            return
-        ended = asyncio.Event()
-        call.add_done_callback(lambda _: ended.set())
+    async def _drain(self) -> None:
+        """Read on to the end of the call, which is near; see `AnswerStream._drain`."""
         try:
-            await asyncio.wait_for(ended.wait(), LINGER_S)
-        except TimeoutError:
-            call.cancel()
+            async with asyncio.timeout(LINGER_S):
+                while not self._call.done() and await self._call.read() is not grpc.aio.EOF:
+                    pass
+        except (TimeoutError, grpc.RpcError):
+            pass  # what the call was for has been told before
+        except asyncio.CancelledError:
+            if _is_task_cancelled():
+                raise
+        finally:
+            self._call.cancel()  # changes nothing at a call that has ended
+
+
+def _is_task_cancelled() -> bool:
+    """Whether an `asyncio.CancelledError` is meant for the task.
+
+    grpc raises it also when the call was cancelled, here or by the server, and the task was not.
+    """
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0

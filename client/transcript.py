@@ -29,6 +29,11 @@ class Transcript:
         """Whether a chunk has arrived; from then on the request cannot be sent again."""
         return self._first_at is not None
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the last chunk has arrived; only the final mark is still to come."""
+        return self._finish_reason is not None
+
     def start(self) -> None:
         """Count the times from now, when the request is sent."""
         self._started_at = self._last_at = self._clock()

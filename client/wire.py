@@ -85,18 +85,14 @@ def _reply(result: InferResult, is_final: bool) -> Reply:
         logprobs=_logprobs(_text(result, "logprobs")),
     )
     decision = _text(result, "decision")
-    return Reply(
-        chunk, is_final, _number(result, "num_input_tokens"), json.loads(decision) if decision else None
-    )
+    return Reply(chunk, is_final, _number(result, "num_input_tokens"), json.loads(decision) if decision else None)
 
 
 def _logprobs(text: str | None) -> tuple[tuple[Alternative, ...], ...]:
     tokens = json.loads(text) if text else None
     return tuple(
         tuple(
-            Alternative(
-                int(token_id), told.get("decoded_token") or "", float(told["logprob"]), int(told["rank"])
-            )
+            Alternative(int(token_id), told.get("decoded_token") or "", float(told["logprob"]), int(told["rank"]))
             for token_id, told in token.items()
         )
         for token in tokens or ()
@@ -116,9 +112,7 @@ def _number(result: InferResult, name: str) -> int | None:
     return None if values is None or values.size == 0 else int(values.flat[0])
 
 
-def _add(
-    message: service_pb2.ModelInferRequest, name: str, datatype: str, raw: bytes, length: int = 1
-) -> None:
+def _add(message: service_pb2.ModelInferRequest, name: str, datatype: str, raw: bytes, length: int = 1) -> None:
     message.inputs.add(name=name, datatype=datatype, shape=[length])
     message.raw_input_contents.append(raw)
 

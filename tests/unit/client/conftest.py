@@ -70,6 +70,10 @@ class ScriptedServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         """Nothing more until the client goes away."""
         return lambda context, ended: None if ended.wait(30) else context.abort(grpc.StatusCode.ABORTED, "")
 
+    def late(self, step: Step) -> Step:
+        """`step` after a moment, in which a hasty client would have cancelled."""
+        return lambda context, ended: None if ended.wait(0.05) else step(context, ended)
+
     # The service.
 
     def ModelStreamInfer(

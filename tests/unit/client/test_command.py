@@ -34,9 +34,7 @@ def test_the_answer_goes_to_stdout_with_one_newline_at_its_end(
     assert (status, *capsys.readouterr()) == (0, "a car\n", "")
 
 
-def test_the_last_argument_is_the_question_and_all_before_are_images(
-    server: ScriptedServer, tmp_path: Path
-) -> None:
+def test_the_last_argument_is_the_question_and_all_before_are_images(server: ScriptedServer, tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"A")
     (tmp_path / "b.jpg").write_bytes(b"B")
 
@@ -66,12 +64,8 @@ def test_options_become_the_request(server: ScriptedServer) -> None:
     assert raws["deadline_ms"] == struct.pack("<I", 9000)
 
 
-def test_json_prints_one_object_and_nothing_else(
-    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server.play(
-        [server.chunk("a "), server.chunk("car", "stop", decision='{"mode":"split"}'), server.final()]
-    )
+def test_json_prints_one_object_and_nothing_else(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.play([server.chunk("a "), server.chunk("car", "stop", decision='{"mode":"split"}'), server.final()])
 
     main(["ask", "--json", "--url", server.address, "What?"])
 
@@ -92,9 +86,7 @@ def test_stats_are_one_line_on_stderr(server: ScriptedServer, capsys: pytest.Cap
     assert 'ended by stop | decision {"mode": "split"}' in error
 
 
-def test_a_server_error_is_one_line_and_status_1(
-    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_error_is_one_line_and_status_1(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.play([server.chunk("a "), server.fail("[INTERNAL] the decoder broke"), server.final()])
 
     status = main(["ask", "--url", server.address, "What?"])

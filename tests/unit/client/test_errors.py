@@ -41,9 +41,7 @@ def test_the_code_anywhere_in_a_message_decides_the_error(
     assert str(error) == (message if text is None else text)
 
 
-@pytest.mark.parametrize(
-    ("hint", "seconds"), [("2", 2.0), ("0.25", 0.25), ("1.5e-05", 1.5e-05), ("1e+02", 100.0)]
-)
+@pytest.mark.parametrize(("hint", "seconds"), [("2", 2.0), ("0.25", 0.25), ("1.5e-05", 1.5e-05), ("1e+02", 100.0)])
 def test_an_overload_carries_the_servers_hint(hint: str, seconds: float) -> None:
     error = from_message(f"[UNAVAILABLE] the queue is full; retry after {hint} s")
 

@@ -70,9 +70,7 @@ def test_a_stream_gives_chunks_as_they_come(server: ScriptedServer, client: Rela
     assert chunks == [Chunk("a ", None, 1), Chunk("car", None, 1), Chunk("", "length", 1)]
 
 
-def test_a_final_mark_on_the_last_chunk_ends_the_answer_too(
-    server: ScriptedServer, client: RelayClient
-) -> None:
+def test_a_final_mark_on_the_last_chunk_ends_the_answer_too(server: ScriptedServer, client: RelayClient) -> None:
     server.play([server.chunk("a car", "stop", is_final=True)])
 
     assert client.ask("What?").text == "a car"
@@ -87,10 +85,29 @@ def test_a_complete_answer_is_not_cancelled(server: ScriptedServer, client: Rela
     assert not server.cancelled.is_set()
 
 
+def test_a_failed_answer_is_read_to_its_end_and_not_cancelled(server: ScriptedServer, client: RelayClient) -> None:
+    server.play([server.fail("[INTERNAL] the decoder broke"), server.late(server.final())])
+
+    with pytest.raises(ServerError):
+        client.ask("What?")
+
+    assert server.all_calls_ended()
+    assert not server.cancelled.is_set()
+
+
+def test_leaving_at_the_last_chunk_lets_the_server_finish(server: ScriptedServer, client: RelayClient) -> None:
+    server.play([server.chunk("a car", "stop"), server.late(server.final())])
+
+    with client.stream("What?") as stream:
+        for _ in stream:
+            break
+
+    assert server.all_calls_ended()
+    assert not server.cancelled.is_set()
+
+
 def test_the_answer_so_far_can_be_read_while_it_streams(server: ScriptedServer, client: RelayClient) -> None:
-    server.play(
-        [server.chunk("a ", decision='{"mode":"serial"}'), server.chunk("car", "stop"), server.final()]
-    )
+    server.play([server.chunk("a ", decision='{"mode":"serial"}'), server.chunk("car", "stop"), server.final()])
 
     with client.stream("What?", return_decision=True) as stream:
         before = stream.answer
@@ -123,9 +140,7 @@ def test_leaving_a_stream_early_cancels_on_the_server(server: ScriptedServer, cl
     assert server.cancelled.wait(5)
 
 
-def test_closing_from_another_thread_ends_a_waiting_stream(
-    server: ScriptedServer, client: RelayClient
-) -> None:
+def test_closing_from_another_thread_ends_a_waiting_stream(server: ScriptedServer, client: RelayClient) -> None:
     server.play([server.chunk("a "), server.silence()])
 
     with client.stream("What?") as stream:
@@ -288,9 +303,7 @@ def test_a_port_that_accepts_and_says_nothing_is_given_up_in_time() -> None:
             client.ask("What?")
 
 
-def test_ready_means_that_the_server_answers_with_its_model_loaded(
-    server: ScriptedServer, client: RelayClient
-) -> None:
+def test_ready_means_that_the_server_answers_with_its_model_loaded(server: ScriptedServer, client: RelayClient) -> None:
     loaded = client.is_ready()
     server.is_model_ready = False
 

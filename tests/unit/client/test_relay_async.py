@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
@@ -32,9 +33,7 @@ class NoChance(random.Random):
         return 0.0
 
 
-def _run(
-    server: ScriptedServer, use: Callable[[AsyncRelayClient], Awaitable[None]], **options: float
-) -> None:
+def _run(server: ScriptedServer, use: Callable[[AsyncRelayClient], Awaitable[None]], **options: float) -> None:
     async def with_client() -> None:
         async with AsyncRelayClient(server.address, **options) as client:
             await use(client)
@@ -86,6 +85,23 @@ def test_leaving_a_stream_early_cancels_on_the_server(server: ScriptedServer) ->
         assert await asyncio.to_thread(server.cancelled.wait, 5)
 
     _run(server, use)
+
+
+@pytest.mark.parametrize("is_failed", [False, True])
+def test_an_answer_at_its_end_is_not_cancelled(server: ScriptedServer, is_failed: bool) -> None:
+    last = server.fail("[INTERNAL] broken") if is_failed else server.chunk("a car", "stop")
+    server.play([last, server.late(server.final())])
+
+    async def use(client: AsyncRelayClient) -> None:
+        with contextlib.suppress(ServerError):
+            async with client.stream("What?") as stream:
+                async for _ in stream:
+                    break
+
+    _run(server, use)
+
+    assert server.all_calls_ended()
+    assert not server.cancelled.is_set()
 
 
 def test_cancelling_the_task_cancels_on_the_server(server: ScriptedServer) -> None:

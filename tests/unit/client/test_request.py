@@ -107,9 +107,7 @@ def test_an_address_is_host_and_port(url: str, address: str) -> None:
     assert address_from(url) == address
 
 
-@pytest.mark.parametrize(
-    "url", ["", "localhost", "http://localhost:8000", "localhost:http", "::1:8001", "a b:1"]
-)
+@pytest.mark.parametrize("url", ["", "localhost", "http://localhost:8000", "localhost:http", "::1:8001", "a b:1"])
 def test_any_other_address_is_refused(url: str) -> None:
     with pytest.raises(InvalidRequest, match="must be host:port"):
         address_from(url)
