@@ -57,9 +57,8 @@ def choose_ports(host: str, http_port: int, grpc_port: int, metrics_port: int) -
             try:
                 probe.bind((host, port))
             except OSError as error:
-                raise PortBusy(
-                    f"{name} port {port} on {host}: {error.strerror}; give another with --{name}-port, or 0 for a free one"
-                ) from error
+                advice = f"give another with --{name}-port, or 0 for a free one"
+                raise PortBusy(f"{name} port {port} on {host}: {error.strerror}; {advice}") from error
         return Ports(host, *(probe.getsockname()[1] for probe in sockets))
     finally:
         for probe in sockets:
@@ -77,12 +76,12 @@ class Server:
         self.folder = Path(tempfile.mkdtemp(prefix="vlm-relay-"))
         self._log = log
         self._tail: deque[str] = deque(maxlen=200)
-        self._region = f"vlm_relay_triton_{os.getpid()}_{self.folder.name[-8:]}"
+        self.region = f"vlm_relay_triton_{os.getpid()}_{self.folder.name[-8:]}"
         repository = self.folder / "models"
         write(plan, PROJECT_ROOT / "model_repository", repository)
         backends = build_backend_folder(triton, self.folder / "backends")
         self._process = subprocess.Popen(
-            command(triton, repository, backends, ports, self._region, EXIT_TIMEOUT_S),
+            command(triton, repository, backends, ports, self.region, EXIT_TIMEOUT_S),
             env=environment(triton, variables),
             cwd=PROJECT_ROOT,
             stdin=subprocess.DEVNULL,
@@ -159,7 +158,7 @@ class Server:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._reader.join(timeout=5)
-        for path in SHARED_MEMORY.glob(f"{self._region}*"):
+        for path in SHARED_MEMORY.glob(f"{self.region}*"):
             path.unlink(missing_ok=True)
         for name in remove_orphans():
             logger.debug("removed %s", name)

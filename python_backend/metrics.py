@@ -5,6 +5,7 @@ Whoever has something to count holds a `Meter`; only `models/metrics.py` knows T
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -53,7 +54,7 @@ METRICS = {
 class Meter(Protocol):
     """Takes observations; never blocks and never fails."""
 
-    def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
+    def add(self, name: str, amount: float = 1.0, labels: Mapping[str, str] | None = None) -> None:
         """Raises a counter."""
 
     def set(self, name: str, value: float) -> None:
@@ -66,7 +67,7 @@ class Meter(Protocol):
 class NoMeter:
     """Forgets everything: for commands and tests."""
 
-    def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
+    def add(self, name: str, amount: float = 1.0, labels: Mapping[str, str] | None = None) -> None:
         """Nothing."""
 
     def set(self, name: str, value: float) -> None:

@@ -10,18 +10,21 @@ may hang in Triton for ever; the watch has then ended its request, and nobody wa
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from python_backend.errors import (
     Cancelled,
     DeadlineExceeded,
     InternalError,
+    InvalidImage,
+    InvalidRequest,
     Overloaded,
     PeerGone,
     RelayError,
@@ -184,6 +187,7 @@ class Relay:
         self._watch.join(timeout=5)
         with self._lock:
             left = [*self._serving, *self._room.items()]
+            self._room.remove({id(stream) for stream in left})  # or an ended request's place would start it
         for stream in left:
             self._end(stream, PeerGone("the server is stopping"))
         self._fan_out.shutdown(wait=False, cancel_futures=True)
@@ -202,6 +206,7 @@ class Relay:
                     break
                 self._serving.add(stream)
                 stream.is_serving = True
+                stream.progress_s = self._clock()  # waiting for a place was no silence of a stage
             threading.Thread(target=self._serve, args=(stream,), name=stream.id, daemon=True).start()
         self._report()
 
@@ -234,8 +239,9 @@ class Relay:
                 self._tokens[decision.decoder] -= prompt.num_tokens + request.sampling.max_tokens
                 if decision.encoder is not None:
                     self._images[decision.encoder] -= len(request.images)
-            for handle in stream.handles:
-                self._stages.release(handle)
+            with contextlib.ExitStack() as leases:  # one that cannot be given back keeps no other
+                for handle in stream.handles:
+                    leases.callback(self._stages.release, handle)
 
     def _decide(self, stream: Stream, prompt: Prompt) -> Decision:
         request = stream.request
@@ -250,39 +256,48 @@ class Relay:
                 self._images[decision.encoder] += len(request.images)
         stream.decision = decision
         labels = {"encoder": decision.encoder or "none", "decoder": decision.decoder, "mode": decision.mode}
-        self._meter.add("vlm_relay_decisions_total", **labels)
+        self._meter.add("vlm_relay_decisions_total", labels=labels)
         return decision
 
     def _encode(self, stream: Stream, decision: Decision) -> None:
         """Fills `stream.handles`, in the order of the images."""
         images = stream.request.images
-        if decision.encoder is None:
+        encoder = decision.encoder
+        if encoder is None:
             return
         if len(images) == 1:
-            stream.handles.append(self._stages.encode(decision.encoder, images[0]))
+            stream.handles.append(self._encode_one(encoder, 0, images[0]))
         else:
-            tasks = [self._fan_out.submit(self._stages.encode, decision.encoder, image) for image in images]
-            errors = []
-            for task in tasks:  # every lease is noted, also when another image failed
-                try:
-                    stream.handles.append(task.result())
-                except RelayError as error:
-                    errors.append(error)
-            if errors:
-                raise errors[0]
+            tasks = [self._fan_out.submit(self._encode_one, encoder, *numbered) for numbered in enumerate(images)]
+            wait(tasks)  # every lease is noted, also when another image failed
+            errors = [task.exception() for task in tasks]
+            stream.handles += [task.result() for task, error in zip(tasks, errors, strict=True) if error is None]
+            for error in filter(None, errors):
+                raise error
         stream.progress_s = self._clock()
+
+    def _encode_one(self, encoder: str, index: int, image: bytes) -> bytes:
+        try:
+            return self._stages.encode(encoder, image)
+        except InvalidRequest as error:
+            raise InvalidImage(f"image[{index}]: {error.text}") from error
 
     def _decode(self, stream: Stream, prompt: Prompt, decision: Decision) -> None:
         with stream.lock:
             if stream.is_ended:
                 return
             stream.decoding_on = decision.decoder
-        job = DecodeJob(
-            stream.id, prompt.token_ids, tuple(stream.handles), stream.request.sampling, stream.deadline_s
-        )
-        gathered = _Gathered(stream.request.is_streaming)
+        request = stream.request
+        sampling = request.sampling
+        if sampling.logprobs is None and request.returns.cumulative_logprob:
+            sampling = replace(sampling, logprobs=0)
+        job = DecodeJob(stream.id, prompt.token_ids, tuple(stream.handles), sampling, stream.deadline_s)
+        gathered = _Gathered(request.is_streaming)
         for chunk in self._stages.decode(decision.decoder, job):
             stream.progress_s = self._clock()
+            if stream.is_ended:  # by the watch, whose cancel may have come before the job
+                self._cancel(decision.decoder, stream.id)
+                return
             gathered.add(chunk)
             if gathered.is_due() and not self._reply(stream, prompt, gathered.take()):
                 return
@@ -298,9 +313,9 @@ class Relay:
             is_first = stream.first_text_s is None
             decision = stream.decision if is_first and stream.request.returns.decision else None
             stream.first_text_s = now if is_first else stream.first_text_s
+            stream.client.reply(Reply(stream.request, prompt, chunk, decision), is_last)  # if it raises, not ended
             stream.is_ended = is_last
             stream.decoding_on = None if is_last else stream.decoding_on
-            stream.client.reply(Reply(stream.request, prompt, chunk, decision), is_last)
         if is_first:
             self._meter.observe("vlm_relay_ttft_seconds", now - stream.arrived_s)
         if is_last:
@@ -317,7 +332,10 @@ class Relay:
                 return
             stream.is_ended = True
             decoder, stream.decoding_on = stream.decoding_on, None
-            stream.client.fail(error)
+            try:
+                stream.client.fail(error)
+            except Exception:  # nobody to tell; the place and the decoder are freed all the same
+                logger.exception("%s: the client could not be told", stream.id)
         logger.log(
             logging.ERROR if isinstance(error, InternalError) else logging.INFO,
             "%s: ended after %.3f s: %s",
@@ -339,7 +357,7 @@ class Relay:
         """Frees the place of an ended request."""
         with self._lock:
             self._serving.discard(stream)
-        self._meter.add("vlm_relay_requests_total", outcome=outcome)
+        self._meter.add("vlm_relay_requests_total", labels={"outcome": outcome})
         self._dispatch()
 
     # -- the watch ----------------------------------------------------------------------------------------
@@ -368,10 +386,10 @@ class Relay:
             elif now - stream.progress_s > self._limits.stall_s:
                 self._end(stream, PeerGone(f"nothing came for {self._limits.stall_s:g} s; retry"))
         if asks_clients:
-            gone = [stream for stream in waiting if stream.client.is_cancelled()]
+            gone = [stream for stream in waiting if _is_gone(stream)]
             with self._lock:
                 self._room.remove({id(stream) for stream in gone})
-            gone += [stream for stream in serving if not stream.is_ended and stream.client.is_cancelled()]
+            gone += [stream for stream in serving if not stream.is_ended and _is_gone(stream)]
             for stream in gone:
                 self._end(stream, Cancelled("the client cancelled the request or went away"))
 
@@ -402,6 +420,14 @@ class _Gathered:
             logprobs=tuple(itertools.chain.from_iterable(chunk.logprobs for chunk in chunks)),
             cumulative_logprob=chunks[-1].cumulative_logprob,
         )
+
+
+def _is_gone(stream: Stream) -> bool:
+    try:
+        return stream.client.is_cancelled()
+    except Exception:  # one client that cannot be asked keeps no other from being asked
+        logger.exception("%s: the client could not be asked", stream.id)
+        return True
 
 
 def _too_late(stream: Stream, doing: str) -> DeadlineExceeded:

@@ -74,7 +74,7 @@ class TritonPythonModel:
     def _refuse(self, client: ResponseSender, error: RelayError) -> None:
         client.fail(error)
         logger.info("refused: %s", error)
-        self._meter.add("vlm_relay_requests_total", outcome=error.code)
+        self._meter.add("vlm_relay_requests_total", labels={"outcome": error.code})
 
 
 class ResponseSender:

@@ -16,7 +16,7 @@ import triton_python_backend_utils as pb_utils
 from python_backend.checkpoint import resolve
 from python_backend.decoder.engine import Engine
 from python_backend.decoder.options import EngineOptions
-from python_backend.decoder.sequence import DecodeRequest, Delta, ImageEmbedding, TokenLogprob
+from python_backend.decoder.sequence import DecodeRequest, Delta, ImageEmbedding, RankedToken, TokenLogprob
 from python_backend.errors import InternalError, InvalidRequest, RelayError
 from python_backend.models.adapter import failure, open_site, tensors, text_tensor
 from python_backend.models.metrics import TritonMeter
@@ -204,9 +204,10 @@ def _send(sender: Any, deltas: list[Delta]) -> None:
 
 def _logprob(item: TokenLogprob) -> dict[str, object]:
     """In the form of Triton's vLLM backend: token id to log-probability, rank and text."""
+    chosen = RankedToken(item.token_id, item.logprob, item.rank, item.text)
     return {
         str(token.token_id): {"logprob": token.logprob, "rank": token.rank, "decoded_token": token.text}
-        for token in (item, *item.top)
+        for token in (chosen, *item.top)
     }
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -33,9 +34,9 @@ class TritonMeter:
         self._thread = threading.Thread(target=self._work, name="metrics", daemon=True)
         self._thread.start()
 
-    def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
+    def add(self, name: str, amount: float = 1.0, labels: Mapping[str, str] | None = None) -> None:
         """Raises a counter."""
-        self._queue.put(("increment", name, amount, labels))
+        self._queue.put(("increment", name, amount, dict(labels or {})))
 
     def set(self, name: str, value: float) -> None:
         """Sets a gauge."""
@@ -55,12 +56,16 @@ class TritonMeter:
         self._thread.join(timeout=5)
 
     def _work(self) -> None:
+        due_s = time.monotonic() + POLL_S
         while True:
-            try:
-                item = self._queue.get(timeout=POLL_S)
-            except queue.Empty:
+            now_s = time.monotonic()
+            if now_s >= due_s:
+                due_s = now_s + POLL_S
                 for report in list(self._polls):
                     report()
+            try:
+                item = self._queue.get(timeout=max(0.0, due_s - now_s))
+            except queue.Empty:
                 continue
             if item is None:
                 return
