@@ -188,6 +188,38 @@ def test_a_request_that_breaks_the_model_ends_alone(
     assert later == [case.answer for case in cases]
 
 
+def test_blocks_of_a_broken_request_are_not_shared(start_engine: StartEngine, cases: list[Case]) -> None:
+    harness = start_engine(max_step_tokens=32)
+    case = cases[12]  # 53 tokens: its first chunk is shared before its logits are known
+    embed = harness.engine._runner._model.embed
+    fail_when(harness.engine, case.token_ids[3], None)
+    broken = harness.submit(case, "broken")
+    assert error_of(broken).code == "INTERNAL"
+    harness.engine._runner._model.embed = embed  # type: ignore[method-assign]
+
+    receiver = harness.submit(case, "again")
+
+    assert receiver.token_ids() == case.answer
+    assert receiver.deltas[-1].num_cached_tokens == 0
+
+
+def test_a_cancel_during_a_step_keeps_its_token_back(start_engine: StartEngine, cases: list[Case]) -> None:
+    harness = start_engine()
+    other, receiver = Receiver(), Receiver()
+
+    def act(_: Delta) -> None:
+        if len(receiver.deltas) == 1:  # from the next step on both are in every step
+            harness.submit(cases[2], "other", other)
+        if len(receiver.deltas) == 3:
+            harness.engine.cancel("other")
+
+    receiver.on_delta = act
+    harness.submit(cases[1], "r", receiver)
+
+    assert [len(delta.token_ids) for delta in other.wait()] == [1, 0]
+    assert receiver.token_ids() == cases[1].answer
+
+
 def test_close_ends_every_request(checkpoint: Path, cases: list[Case]) -> None:
     engine = Engine.load(checkpoint, EngineOptions(num_blocks=64, max_sequences=2), FakeClock())
     receivers = [Receiver() for _ in range(4)]
