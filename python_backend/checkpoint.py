@@ -48,6 +48,7 @@ def read_facts(checkpoint: Path) -> CheckpointFacts:
         raise CheckpointRefused(f"checkpoint {checkpoint}: {error}") from error
     if config.model_type != "llava":
         raise CheckpointRefused(f"checkpoint {checkpoint}: model_type is {config.model_type!r}; served: 'llava'")
+    _check_weights(checkpoint)
     vision = config.vision_config
     patches = (vision.image_size // vision.patch_size) ** 2
     return CheckpointFacts(
@@ -58,6 +59,21 @@ def read_facts(checkpoint: Path) -> CheckpointFacts:
         context_tokens=config.text_config.max_position_embeddings,
         fingerprint=fingerprint(checkpoint),
     )
+
+
+def _check_weights(checkpoint: Path) -> None:
+    """Reads the headers of the weight files: a file that was cut short is found before anything is loaded."""
+    from safetensors import SafetensorError, safe_open
+
+    files = sorted(checkpoint.glob("*.safetensors"))
+    if not files:
+        raise CheckpointRefused(f"checkpoint {checkpoint}: no *.safetensors file there")
+    for path in files:
+        try:
+            with safe_open(path, framework="np"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise CheckpointRefused(f"checkpoint {path}: damaged or cut short: {error}") from error
 
 
 def fingerprint(checkpoint: Path) -> bytes:
