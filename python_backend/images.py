@@ -6,18 +6,43 @@ import base64
 import binascii
 import io
 import re
+import struct
 import warnings
 from dataclasses import dataclass
 
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image
 
 from python_backend.errors import InvalidImage
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+# Scaling the shorter side of a narrower picture to the encoder's size would take gigabytes for the longer one.
+MAX_ASPECT_RATIO = 100
 ALLOWED = f"{', '.join(FORMATS)} as raw bytes, base64 or a data: URI"
 
 _DATA_URI = re.compile(rb"data:(?P<type>[^;,]*)(?P<parameters>(;[^;,]*)*?)(?P<base64>;base64)?,", re.IGNORECASE)
 _BASE64 = re.compile(rb"[A-Za-z0-9+/_\-\s]{16,}={0,2}\s*")
+# What Pillow raises for files that are damaged in one way or another.
+_UNREADABLE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    EOFError,
+    struct.error,
+    Image.DecompressionBombError,
+)
+_UPRIGHT = {  # EXIF orientation to what turns the picture upright
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +74,11 @@ def unwrap(data: bytes, limits: ImageLimits) -> bytes:
         raise InvalidImage(
             f"the image has {width} x {height} pixels; at most {limits.max_pixels} in all are allowed"
         )
+    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+        raise InvalidImage(
+            f"the image has {width} x {height} pixels; its longer side may be at most {MAX_ASPECT_RATIO} times "
+            "the shorter"
+        )
     return file
 
 
@@ -60,8 +90,11 @@ def decode(file: bytes) -> Image.Image:
     """
     with _open(file) as image:
         try:
-            return ImageOps.exif_transpose(image).convert("RGB")
-        except (OSError, SyntaxError, ValueError, EOFError) as error:
+            image.load()  # turns a TIFF upright by itself, so before its orientation is asked
+            turn = _UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+            # Not `ImageOps.exif_transpose`: it writes the EXIF block anew, which fails for many that cameras wrote.
+            return image.convert("RGB") if turn is None else image.convert("RGB").transpose(turn)
+        except _UNREADABLE as error:
             raise InvalidImage(f"the {image.format} image cannot be decoded: {error}") from error
 
 
@@ -93,5 +126,5 @@ def _open(file: bytes) -> Image.Image:
             return Image.open(io.BytesIO(file), formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise InvalidImage(f"the image has too many pixels: {error}") from error
-    except (OSError, SyntaxError, ValueError) as error:
+    except _UNREADABLE as error:
         raise InvalidImage(f"not an image (it starts with {file[:8]!r}); allowed: {ALLOWED}") from error
