@@ -99,7 +99,7 @@ def parse_messages(text: str) -> list[dict[str, Any]]:
     """
     try:
         messages = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for a thousand brackets
         raise InvalidPrompt(f"messages is not JSON: {error}") from error
     if not isinstance(messages, list) or not messages:
         raise InvalidPrompt("messages must be a list of at least one message")

@@ -83,7 +83,7 @@ def parse_sampling(text: str) -> SamplingParameters:
     """
     try:
         values = json.loads(text) if text.strip() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter for a thousand brackets
         raise InvalidSampling(f"sampling_parameters is not JSON: {error}") from error
     if not isinstance(values, dict):
         raise InvalidSampling(f"sampling_parameters must be a JSON object, not {_kind(values)}")
