@@ -41,11 +41,13 @@ class Sampling(TypedDict, total=False):
 class Options(Sampling, total=False):
     """What can be given with a question, beside the sampling parameters.
 
-    `priority`: smaller is more urgent, -100 to 100. `deadline_s`: the request ends with `DeadlineExceeded`
+    `raw`: the question is the whole prompt, word for word; else the server wraps it in the model's chat
+    template. `priority`: smaller is more urgent, -100 to 100. `deadline_s`: the request ends with `DeadlineExceeded`
     this long after it was sent. `return_decision`: the answer says where it was placed. `request_id`: names
     the request in the server's log.
     """
 
+    raw: bool
     priority: int
     deadline_s: float | None
     return_decision: bool
@@ -90,11 +92,15 @@ def request_from(
     priority, deadline_s = options.get("priority", 0), options.get("deadline_s")
     _check_priority(priority)
     _check_deadline(deadline_s)
+    files = read_images(images)
+    if question is not None and not files and not options.get("raw", False):
+        # Without an image the server takes text for a raw prompt, as vLLM does.
+        messages, question = [{"role": "user", "content": question}], None
     own = Options.__annotations__.keys() - Sampling.__annotations__.keys()
     return Request(
         text=question,
         messages=None if messages is None else _json("messages", list(messages)),
-        images=read_images(images),
+        images=files,
         sampling=_json("sampling parameters", {k: v for k, v in options.items() if k not in own}),
         has_logprobs=options.get("logprobs") is not None,
         priority=priority,

@@ -30,7 +30,7 @@ def _response(**outputs: str | int) -> service_pb2.ModelStreamInferResponse:
 
 
 def test_a_question_is_sent_streamed_with_its_counts_and_a_final_response() -> None:
-    message = message_from(request_from("Größe?", None, [], request_id="r1"), "llava")
+    message = message_from(request_from("Größe?", None, [], raw=True, request_id="r1"), "llava")
 
     assert (message.model_name, message.id) == ("llava", "r1")
     assert message.parameters["triton_enable_empty_final_response"].bool_param
@@ -43,6 +43,13 @@ def test_a_question_is_sent_streamed_with_its_counts_and_a_final_response() -> N
         "return_num_input_tokens": ("BOOL", [1], b"\x01"),
         "return_num_output_tokens": ("BOOL", [1], b"\x01"),
     }
+
+
+def test_a_question_without_an_image_is_sent_as_a_message_so_that_the_chat_template_wraps_it() -> None:
+    inputs = _inputs(message_from(request_from("Who?", None, []), "llava"))
+
+    assert "text_input" not in inputs
+    assert json.loads(inputs["messages"][2][4:]) == [{"role": "user", "content": "Who?"}]
 
 
 def test_images_are_the_elements_of_one_tensor_byte_for_byte() -> None:
