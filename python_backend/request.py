@@ -132,7 +132,7 @@ def _parse_value(name: str, value: object) -> object:
     number = _integer(name, value) if name in _INTEGERS else _real(name, value)
     lowest, highest = _RANGES[name]
     if not lowest <= number <= highest:
-        raise InvalidSampling(f"{name} must be between {lowest:g} and {highest:g}, not {value!r}")
+        raise InvalidSampling(f"{name} must be between {lowest} and {highest}, not {value!r}")
     return number
 
 

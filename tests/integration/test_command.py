@@ -74,7 +74,7 @@ def test_sigterm_lets_a_running_stream_finish_and_refuses_new_requests(serving: 
             assert wait_until(lambda: "stopping" in serving.said())
             refused: RelayClientError | None = None
             try:
-                client.ask("USER: Who are you? ASSISTANT:", max_tokens=1)
+                client.ask("Who are you?", max_tokens=1)
             except RelayClientError as error:
                 refused = error
             for _ in chunks:

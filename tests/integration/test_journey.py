@@ -38,7 +38,7 @@ def test_the_async_client_gets_the_same_answer(client: RelayClient, server: Serv
 
 def test_a_text_only_request_skips_the_encoder(client: RelayClient, server: Server) -> None:
     encoded = metric(server, "nv_inference_request_success", model="clip_encoder")
-    answer = client.ask("USER: How many corners does a triangle have? ASSISTANT:", return_decision=True)
+    answer = client.ask("How many corners does a triangle have?", return_decision=True)
     assert answer.decision is not None
     assert answer.decision["encoder"] is None
     assert answer.decision["mode"] == "text"

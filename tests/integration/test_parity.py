@@ -74,5 +74,5 @@ def test_fifty_pictures_sixteen_together(server: Server, cases: list[Case]) -> N
 
 def _token_ids(client: RelayClient, case: Case) -> list[int]:
     """The answer's token ids: with logprobs 0, each place has exactly the chosen token."""
-    answer = client.ask(case.prompt, images=[case.picture], max_tokens=MAX_TOKENS, logprobs=0)
+    answer = client.ask(case.prompt, raw=True, images=[case.picture], max_tokens=MAX_TOKENS, logprobs=0)
     return [alternatives[0].token_id for alternatives in answer.logprobs]
