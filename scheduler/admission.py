@@ -8,6 +8,7 @@ fixed, so the rank `priority * ageing_s + arrival` is computed once and a heap s
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -20,7 +21,6 @@ class _Entry(Generic[Item]):
     serial: int
     item: Item = field(compare=False)
     deadline_s: float | None = field(compare=False)
-    is_gone: bool = field(compare=False, default=False)
 
 
 class WaitingRoom(Generic[Item]):
@@ -34,30 +34,23 @@ class WaitingRoom(Generic[Item]):
         self._ageing_s = ageing_s
         self._heap: list[_Entry[Item]] = []
         self._serial = 0
-        self._waiting = 0
 
     def __len__(self) -> int:
-        return self._waiting
+        return len(self._heap)
 
     def has_room(self) -> bool:
         """Whether one more may wait."""
-        return self._waiting < self._capacity
+        return len(self) < self._capacity
 
     def enter(self, item: Item, priority: int, deadline_s: float | None, now_s: float) -> None:
         """Adds a request; the caller has asked `has_room`, or takes one out again at once."""
         rank = priority * self._ageing_s + now_s
         heapq.heappush(self._heap, _Entry(rank, self._serial, item, deadline_s))
         self._serial += 1
-        self._waiting += 1
 
     def take(self) -> Item | None:
         """The most urgent request, which leaves the room; None when nobody waits."""
-        while self._heap:
-            entry = heapq.heappop(self._heap)
-            if not entry.is_gone:
-                self._waiting -= 1
-                return entry.item
-        return None
+        return heapq.heappop(self._heap).item if self._heap else None
 
     def expire(self, now_s: float) -> list[Item]:
         """The requests whose deadline has passed; they leave the room."""
@@ -69,11 +62,12 @@ class WaitingRoom(Generic[Item]):
 
     def items(self) -> list[Item]:
         """Those who wait, in no particular order."""
-        return [entry.item for entry in self._heap if not entry.is_gone]
+        return [entry.item for entry in self._heap]
 
-    def _remove(self, is_leaving) -> list[Item]:  # type: ignore[no-untyped-def]
-        leaving = [entry for entry in self._heap if not entry.is_gone and is_leaving(entry)]
-        for entry in leaving:
-            entry.is_gone = True
-        self._waiting -= len(leaving)
+    def _remove(self, is_leaving: Callable[[_Entry[Item]], bool]) -> list[Item]:
+        """Those that leave; nothing of them is kept, for a request holds megabytes of images."""
+        leaving = [entry for entry in self._heap if is_leaving(entry)]
+        if leaving:
+            self._heap = [entry for entry in self._heap if not is_leaving(entry)]
+            heapq.heapify(self._heap)
         return [entry.item for entry in leaving]
