@@ -48,8 +48,14 @@ def write(plan: Plan, source: Path, target: Path) -> list[str]:
     """Renders `plan` into the folder `target`; the names of the models written.
 
     `target` may be `source` itself when the plan has one replica of each model.
+
+    Raises:
+        RenderRefused: as `render`; or numbered replicas would stand beside the model they are replicas of.
     """
     models = list(render(plan, source))
+    numbered = [model.name for model in models if model.name != model.source]
+    if numbered and target.resolve() == source.resolve():
+        raise RenderRefused(f"{target}: {', '.join(numbered)} must go into a folder of their own; give --out")
     target.mkdir(parents=True, exist_ok=True)
     for model in models:
         folder = target / model.name
