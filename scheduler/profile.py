@@ -92,6 +92,8 @@ def read_profile(path: Path) -> Profile:
         text = path.read_text()
     except OSError as error:
         raise ProfileRefused(f"profile {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ProfileRefused(f"profile {path}: not UTF-8: {error.reason} at byte {error.start}") from error
     return parse_profile(text, str(path))
 
 
