@@ -56,6 +56,7 @@ def choose_ports(host: str, http_port: int, grpc_port: int, metrics_port: int) -
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
+                probe.listen(1)  # or the same port could be had twice
             except OSError as error:
                 advice = f"give another with --{name}-port, or 0 for a free one"
                 raise PortBusy(f"{name} port {port} on {host}: {error.strerror}; {advice}") from error
