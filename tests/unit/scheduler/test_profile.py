@@ -38,7 +38,7 @@ def test_whole_numbers_may_stand_for_seconds() -> None:
         ("[decode]\ncompile = 1", "decode.compile: input should be a valid boolean (given 1)"),
         ("[limits]\nstall_s = 0", "limits.stall_s: input should be greater than 0 (given 0)"),
         ("[limits]\nstall_s = nan", "limits.stall_s: input should be greater than 0 (given nan)"),
-        ("[limits]\nmax_in_flight = 193", "limits.max_in_flight: input should be less than or equal to 192 (given 193)"),
+        ("[limits]\nmax_images = -1", "limits.max_images: input should be greater than or equal to 1 (given -1)"),
         ("[model]\ncheckpoint = 3", "model.checkpoint: input should be a valid string (given 3)"),
         ("encode = 3", "encode: input should be a valid dictionary or instance of EncodeTable (given 3)"),
         (
