@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from scheduler.topology.links import SELF, is_link
 from scheduler.topology.row import (
@@ -21,6 +21,7 @@ _LEGEND = re.compile(r"[^A-Za-z0-9]{0,16}(?:NIC )?Legend\b", re.IGNORECASE)
 _KEY = re.compile(r"(?<![A-Za-z0-9])(X|SYS|SOC|NODE|PHB|PXB|PIX|NV#|OK|CNS|GNS|TNS|NS) {0,8}= ?[A-Za-z]")
 _NIC_NAME = re.compile(r"(?<![A-Za-z0-9])(NIC[0-9]{1,3}) ?: ?([^\s|:]+)", re.ASCII)
 _HIDES_NVLINK = re.compile(r"topo\s+(?:-mp|-pm)\b")
+_MAX_HEADER_LINES = 16  # over which a terminal may wrap a header: 1024 columns; bounds the work on a hostile text
 
 
 @dataclass(slots=True)
@@ -45,7 +46,8 @@ class Block:
         if any(is_link(cell) for cell in cells):
             return True
         gpus = {row.gpu for row in self.rows} | set(self.header.gpus if self.header else ())
-        return gpus == {0} and SELF in cells and not self.is_peer_matrix and "-p2p" not in self.before
+        is_shown = self.header is not None or any(any(row.tail) for row in self.rows)
+        return gpus == {0} and SELF in cells and is_shown and not self.is_peer_matrix
 
     @property
     def is_peer_matrix(self) -> bool:
@@ -80,8 +82,11 @@ class _Reader:
         self.blocks: list[Block] = []
         self._is_open = False
         self._header_line = ""
+        self._num_header_lines = 0
         self._repeated_header: Header | None = None
         self._last_line = ""
+        self._can_continue = False
+        """The line before was a row, or the continuation of one."""
 
     def read(self, line: str) -> None:
         """Take the next line."""
@@ -94,9 +99,12 @@ class _Reader:
         num_devices = self._header.num_devices if self._header else None
         if (row := read_row(line, num_devices)) is not None:
             self._take_row(row)
+            self._can_continue = True
         elif (header := read_header(line)) is not None:
+            self._can_continue = False
             self._take_header(header, line)
-        else:
+        elif not self._continue_row(line):
+            self._can_continue = False
             self._take_other(line)
         self._last_line = line
 
@@ -139,31 +147,35 @@ class _Reader:
             self._extend_header(line)
         elif (nic := read_nic_row(line)) is not None:
             block.nic_rows.append(nic)
-        else:
-            self._continue_row(line)
 
-    def _continue_row(self, line: str) -> None:
-        """Join a line that a terminal wrapped to the row before it."""
-        block = self.blocks[-1]
-        row = block.rows[-1]
-        is_short = block.header is not None and len(row.cells) < block.header.num_devices and not any(row.tail)
-        words = read_continuation(line) if is_short and self._last_line == row.text else None
-        if words is not None and block.header is not None:
-            block.rows[-1] = continue_row(row, words, block.header.num_devices)
+    def _continue_row(self, line: str) -> bool:
+        """Join a line that a terminal wrapped to the row before it; whether it was one."""
+        header = self._header
+        if not self._can_continue or header is None:
+            return False
+        row = self.blocks[-1].rows[-1]
+        words = read_continuation(line)
+        if words is None or len(row.cells) >= header.num_devices or any(row.tail):
+            return False
+        self.blocks[-1].rows[-1] = continue_row(row, words, header.num_devices)
+        self.blocks[-1].ends_text = True
+        return True
 
     def _extend_header(self, line: str) -> bool:
         """Join a line that a terminal wrapped to the header before it; whether it was one."""
-        known = self.blocks[-1].header
+        self._num_header_lines += 1
+        known = self.blocks[-1].header if self._num_header_lines <= _MAX_HEADER_LINES else None
         header = read_header(f"{self._header_line} {line.strip()}") if known is not None else None
         if header is None or known is None:
             return False
         if (header.num_devices, len(header.columns)) <= (known.num_devices, len(known.columns)):
             return False
-        self.blocks[-1].header = replace(header, starts=())
+        self.blocks[-1].header = header
         self._header_line = f"{self._header_line} {line.strip()}"
         return True
 
     def _open(self, header: Header | None) -> None:
         self.blocks.append(Block(header=header, before=self._last_line))
         self._is_open = True
+        self._num_header_lines = 1
         self._repeated_header = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import pairwise
 
 MAX_NUMBER = 65535  # far above NR_CPUS of any distribution kernel (8192); bounds the work on a damaged text
 
@@ -61,10 +62,9 @@ def may_be_truncated(text: str) -> bool:
     On machines that number CPUs alternately over the sockets it prints the first six items and nothing that
     says so: `0,2,4,6,8,10` for `0,2,...,62`. Evenly spaced single CPUs are doubted as well, whatever their number.
     """
-    items = text.split(",")
-    if len(items) == 6:
+    ranges = read_ranges(text) or []
+    if len(ranges) == 6:
         return True
-    if len(items) < 3 or not all(item.isascii() and item.isdigit() for item in items):
-        return False
-    numbers = [int(item) for item in items]
-    return len({later - earlier for earlier, later in zip(numbers, numbers[1:], strict=False)}) == 1
+    numbers = [first for first, last in ranges if first == last]
+    steps = {later - earlier for earlier, later in pairwise(numbers)}
+    return len(numbers) == len(ranges) >= 3 and len(steps) == 1

@@ -11,6 +11,9 @@ MAX_GPUS = 128
 """A larger number in a label is no GPU: nvidia-smi counts the GPUs of one machine, and a damaged text must not cost
 time that grows with a number written in it."""
 
+MAX_DEVICES = 1024
+"""A header with more columns is none; bounds the work on a hostile text."""
+
 PEER_STATUSES = frozenset({"OK", "CNS", "GNS", "TNS", "NS", "DR", "U"})
 """Cells of `topo -p2p`: they say what is permitted, not how far it is."""
 
@@ -30,7 +33,7 @@ _NIC_ROW = re.compile(r"^[^A-Za-z0-9]*([A-Za-z][A-Za-z0-9_.:\-]*[0-9])[\s|]+(.*)
 _FUSED_CELLS = re.compile(r"(?:X|NV[0-9]{1,2}|PIX|PXB|PHB|NODE|SYS|SOC)+", re.ASCII)
 _ONE_CELL = re.compile(r"X|NV[0-9]{1,2}|PIX|PXB|PHB|NODE|SYS|SOC", re.ASCII)
 _CELL_AND_LIST = re.compile(r"([A-Z]{1,4}?)([0-9][0-9,\-]*[,\-][0-9,\-]*)", re.ASCII)
-_LIST_LIKE = re.compile(r"[0-9,\-]+|N/?A", re.ASCII)
+_LIST = re.compile(r"[0-9,\-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,6 @@ class Header:
     gpus: tuple[int, ...]
     nics: tuple[str, ...]
     columns: tuple[str, ...]  # of CPU, NUMA, GPU_NUMA, those that are named, in this order
-    starts: tuple[int, ...]  # where each device begins, then each of `columns`, in characters with tabs expanded
 
     @property
     def num_devices(self) -> int:
@@ -87,14 +89,17 @@ def read_header(line: str) -> Header | None:
     ]
     gpus = tuple(int(label.group(1)) for label in run)
     is_alone = len(run) == 1
-    if max(gpus) >= MAX_GPUS or len(set(gpus)) != len(gpus) or (is_alone and not found and gpus != (0,)):
+    if (
+        max(gpus) >= MAX_GPUS
+        or len(set(gpus)) != len(gpus)
+        or len(others) > MAX_DEVICES
+        or (is_alone and not found and gpus != (0,))
+    ):
         return None
     if (is_alone or not found) and not all(re.search(r"[0-9]", match.group()) for match in others):
         return None  # prose: "GPU0 GPU1 are bridged"
     columns = tuple(name for name in (CPU, NUMA, GPU_NUMA) if name in found)
-    positions = [match.start() for match in (*run, *others, *(found[name] for name in columns))]
-    starts = tuple(_column_of(line, position) for position in positions)
-    return Header(gpus=gpus, nics=tuple(match.group() for match in others), columns=columns, starts=starts)
+    return Header(gpus=gpus, nics=tuple(match.group() for match in others), columns=columns)
 
 
 def read_row(line: str, num_devices: int | None) -> Row | None:
@@ -105,14 +110,15 @@ def read_row(line: str, num_devices: int | None) -> Row | None:
     """
     for label in _LABEL.finditer(line):
         gpu = int(label.group(1))
-        rest = line[label.end() :]
-        first = _WORD.search(rest)
+        first = _WORD.search(line, label.end())
         if gpu >= MAX_GPUS or first is None or not _starts_row(first.group()):
             continue
+        rest = line[label.end() :]
         if rest.lstrip().startswith("|"):
             return _read_divided(gpu, _drop_outer(rest.split("|")), num_devices, line)
         if "\t" in rest:
-            return _read_divided(gpu, rest.split("\t")[0 if rest.split("\t")[0].strip() else 1 :], num_devices, line)
+            fields = rest.split("\t")
+            return _read_divided(gpu, fields[0 if fields[0].strip() else 1 :], num_devices, line)
         return _read_words(gpu, line, label.end(), num_devices)
     return None
 
@@ -132,13 +138,21 @@ def read_continuation(line: str) -> tuple[str, ...] | None:
     words = tuple(_WORD.findall(line))
     if not words or not _split(words[0])[0]:
         return None
-    return words if all(_split(word)[0] or _LIST_LIKE.fullmatch(word) for word in words) else None
+    return words if all(_split(word)[0] or _LIST.fullmatch(word) or word == "N/A" for word in words) else None
 
 
 def continue_row(row: Row, words: tuple[str, ...], num_devices: int) -> Row:
     """`row` with the words of its next line."""
     joined = _read_divided(row.gpu, [*row.cells, *words], num_devices, row.text)
-    return Row(row.gpu, joined.cells, joined.tail, True, (), row.has_damaged_list or joined.has_damaged_list, row.text)
+    return Row(
+        row.gpu,
+        joined.cells,
+        joined.tail,
+        True,
+        (),
+        row.has_damaged_list or joined.has_damaged_list,
+        row.text,
+    )
 
 
 def _starts_row(word: str) -> bool:
@@ -186,18 +200,18 @@ def _read_words(gpu: int, line: str, start: int, num_devices: int | None) -> Row
     """The row whose cells are divided by blanks."""
     cells: list[str] = []
     tail: list[str] = []
-    starts: list[int] = []
     is_damaged = False
-    for match in _WORD.finditer(line, start):
+    words = list(_WORD.finditer(line, start))
+    for match in words:
         word = match.group()
-        starts.append(_column_of(line, match.start()))
         more, glued = _take(word, len(cells), num_devices) if not tail else ((), "")
         cells += more
         if glued:
             is_damaged = True
         if glued or not more:
             tail.append(glued or word)
-    return Row(gpu, tuple(cells), tuple(tail), False, tuple(starts), is_damaged, line)
+    starts = _columns_of(line, [match.start() for match in words])
+    return Row(gpu, tuple(cells), tuple(tail), False, starts, is_damaged, line)
 
 
 def _take(word: str, num_cells: int, num_devices: int | None) -> tuple[tuple[str, ...], str]:
@@ -208,7 +222,7 @@ def _take(word: str, num_cells: int, num_devices: int | None) -> tuple[tuple[str
     cells, glued = _split(word)
     if cells:
         return cells, glued
-    is_unreadable = num_devices is not None and num_cells < num_devices and not _LIST_LIKE.fullmatch(upper)
+    is_unreadable = num_devices is not None and num_cells < num_devices and not _LIST.fullmatch(upper)
     return ((UNKNOWN,) if is_unreadable else ()), ""
 
 
@@ -218,5 +232,13 @@ def _drop_outer(fields: list[str]) -> list[str]:
     return inner[:-1] if inner and not inner[-1].strip() else inner
 
 
-def _column_of(line: str, position: int) -> int:
-    return len(line[:position].expandtabs(8))
+def _columns_of(line: str, positions: list[int]) -> tuple[int, ...]:
+    """Where on a terminal the characters at `positions` stand: tabs reach to the next multiple of 8."""
+    columns: dict[int, int] = {}
+    column = last = 0
+    for position in sorted(positions):
+        past = column % 8
+        column += len((" " * past + line[last:position]).expandtabs(8)) - past
+        columns[position] = column
+        last = position
+    return tuple(columns[position] for position in positions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 _ESCAPES = re.compile(
     r"(?:\x1b|\x9b|\\x1b|\\033|\\u001b|\\e|\^\[|␛)\[?[0-9;?]{0,16}[A-Za-z]"  # also escapes written out as text
@@ -15,8 +16,9 @@ _BARS = re.compile("[\u2502\u2503\u2551\uff5c]")
 _WRITTEN_OUT = re.compile(r"\\[tn][\s\\tn]{0,16}GPU ?[0-9]", re.ASCII)
 
 _CELL = r"(?:X|NV[0-9]{1,2}|PIX|PXB|PHB|NODE|SYS|SOC)"
+_DEVICE = r"(?:GPU ?[0-9]{1,3}|NIC[0-9]{1,3}|mlx[0-9]{1,2}_[0-9]{1,3})"
 _ROW_START = re.compile(
-    rf"(?<![A-Za-z0-9_])(?:GPU ?[0-9]{{1,3}}|NIC[0-9]{{1,3}}|mlx[0-9]{{1,2}}_[0-9]{{1,3}})[ \t|]+(?={_CELL}(?![A-Za-z0-9_]))"
+    rf"(?<![A-Za-z0-9_]){_DEVICE}[ \t|]+(?={_CELL}(?![A-Za-z0-9_]))"
     r"|(?<![A-Za-z0-9_])(?:NIC )?Legend:",
     re.ASCII | re.IGNORECASE,
 )
@@ -49,4 +51,4 @@ def _split_rows(line: str) -> list[str]:
     if not starts or (len(starts) == 1 and not _GPU_LABEL.search(line, 0, starts[0])):
         return [line]
     bounds = [0, *starts, len(line)]
-    return [line[first:last] for first, last in zip(bounds, bounds[1:], strict=False) if first < last]
+    return [line[first:last] for first, last in pairwise(bounds) if first < last]
