@@ -8,6 +8,7 @@ import http.client
 import logging
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -82,7 +83,7 @@ class Server:
         write(plan, PROJECT_ROOT / "model_repository", repository)
         backends = build_backend_folder(triton, self.folder / "backends")
         self._process = subprocess.Popen(
-            command(triton, repository, backends, ports, self.region, EXIT_TIMEOUT_S),
+            command(triton, repository, backends, ports, self.region, EXIT_TIMEOUT_S, secrets.token_hex(16)),
             env=environment(triton, variables),
             cwd=PROJECT_ROOT,
             stdin=subprocess.DEVNULL,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+CONTROL_HEADER = "vlm-relay-key"
 THREAD_POOL = 256  # Triton's own 32 block the sends of one model behind its waiting BLS calls
 STUB_TIMEOUT_S = 600  # loading a large checkpoint takes minutes
 
@@ -89,7 +90,7 @@ def environment(triton: Triton, base: Mapping[str, str]) -> dict[str, str]:
 
 
 def command(
-    triton: Triton, repository: Path, backends: Path | None, ports: Ports, region: str, exit_timeout_s: int
+    triton: Triton, repository: Path, backends: Path | None, ports: Ports, region: str, exit_timeout_s: int, control_key: str
 ) -> list[str]:
     """The command line of the server. `region` begins the names of the backend's shared memory."""
     flags = {
@@ -100,7 +101,11 @@ def command(
         "grpc-port": ports.grpc,
         "metrics-address": ports.host,
         "metrics-port": ports.metrics,
-        "model-control-mode": "none",
+        # Explicit: the scheduler restarts a model that died. Clients cannot, without the key.
+        "model-control-mode": "explicit",
+        "load-model": "*",
+        "http-restricted-api": f"model-repository:{CONTROL_HEADER}={control_key}",
+        "grpc-restricted-protocol": f"model-repository:{CONTROL_HEADER}={control_key}",
         "strict-readiness": "true",
         "exit-timeout-secs": exit_timeout_s,
         "log-info": "false",

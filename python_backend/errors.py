@@ -104,6 +104,7 @@ class InternalError(RelayError):
 
 
 _PREFIX = re.compile(r"\[(INVALID_ARGUMENT|UNAVAILABLE|DEADLINE_EXCEEDED|CANCELLED|INTERNAL)\] ")
+_RETRY_HINT = re.compile(r"; retry after ([0-9.e+-]+) s$")
 _BY_CODE: dict[str, type[RelayError]] = {
     "INVALID_ARGUMENT": InvalidRequest,
     "UNAVAILABLE": PeerGone,
@@ -122,4 +123,8 @@ def from_message(message: str) -> RelayError:
     found = _PREFIX.search(message)
     if found is None:
         return PeerGone(message)
-    return _BY_CODE[found.group(1)](message[found.end() :])
+    text = message[found.end() :]
+    hint = _RETRY_HINT.search(text)
+    if found.group(1) == "UNAVAILABLE" and hint is not None:
+        return Overloaded(text[: hint.start()], float(hint.group(1)))
+    return _BY_CODE[found.group(1)](text)

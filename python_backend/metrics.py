@@ -33,6 +33,9 @@ METRICS = {
         Metric("vlm_relay_in_flight_requests", "gauge", "Requests being served"),
         Metric("vlm_relay_waiting_requests", "gauge", "Requests admitted and waiting for a place"),
         Metric("vlm_relay_decisions_total", "counter", "Placements, by mode, encoder and decoder"),
+        Metric("vlm_relay_deaths_total", "counter", "Stage processes that died, by replica"),
+        Metric("vlm_relay_recoveries_total", "counter", "Stage processes restarted, by replica"),
+        Metric("vlm_relay_retries_total", "counter", "Requests tried again because a stage died"),
         Metric("vlm_relay_ttft_seconds", "histogram", "Arrival to first text", _SECONDS),
         Metric("vlm_relay_request_seconds", "histogram", "Arrival to the end of an answered request", _SECONDS),
         # clip_encoder

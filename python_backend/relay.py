@@ -10,18 +10,18 @@ may hang in Triton for ever; the watch has then ended its request, and nobody wa
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
+import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import replace
 
 from python_backend.errors import (
     Cancelled,
     DeadlineExceeded,
+    EmbeddingGone,
     InternalError,
     InvalidImage,
     InvalidRequest,
@@ -32,7 +32,7 @@ from python_backend.errors import (
 from python_backend.generate import GenerateRequest
 from python_backend.metrics import Meter
 from python_backend.prompt import Prompt, PromptBuilder
-from python_backend.request import SamplingParameters
+from python_backend.stream import Attempt, Chunk, Client, DecodeJob, Gathered, Reply, Stages, Stream
 from scheduler.admission import WaitingRoom
 from scheduler.profile import LimitsTable
 from scheduler.routing import Decision, Load, decide
@@ -40,91 +40,16 @@ from scheduler.routing import Decision, Load, decide
 logger = logging.getLogger(__name__)
 
 WATCH_S = 0.02  # deadlines are kept to within this
+MAX_ATTEMPTS = 3  # per request: the first, and two more when stages die
 CANCEL_POLL_S = 0.1  # asking Triton whether a client is gone costs 34 us
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """What the decoder gave since the last one."""
-
-    token_ids: tuple[int, ...]
-    text: str
-    finish_reason: str | None
-    logprobs: tuple[Mapping[str, object], ...] = ()
-    cumulative_logprob: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeJob:
-    """What the decoder is asked for."""
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    handles: tuple[bytes, ...]
-    sampling: SamplingParameters
-    deadline_s: float | None  # on the machine's monotonic clock
-
-
-class Stages(Protocol):
-    """The two stages, by replica name. Raises `RelayError` where a stage refuses or is gone."""
-
-    def encode(self, encoder: str, image: bytes) -> bytes:
-        """A handle, with a lease."""
-
-    def decode(self, decoder: str, job: DecodeJob) -> Iterator[Chunk]:
-        """The answer as it comes; the last chunk has a finish reason."""
-
-    def cancel(self, decoder: str, request_id: str) -> None:
-        """Stops a generation; nothing if it has ended."""
-
-    def release(self, handle: bytes) -> None:
-        """Gives a lease back; nothing if it was given back already."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """One response to the client. A streaming client gets many, another client one."""
-
-    request: GenerateRequest
-    prompt: Prompt
-    chunk: Chunk
-    decision: Decision | None  # on the first reply only
-
-
-class Client(Protocol):
-    """The other end of a request."""
-
-    def reply(self, reply: Reply, is_last: bool) -> None:
-        """Sends one response, with the final flag if it is the last."""
-
-    def fail(self, error: RelayError) -> None:
-        """Sends an error with the final flag."""
-
-    def is_cancelled(self) -> bool:
-        """Whether nobody listens any more."""
-
-
-@dataclass(slots=True, eq=False)
-class Stream:
-    """One accepted request. `lock` guards `is_ended` and every word to the client."""
-
-    id: str
-    request: GenerateRequest
-    client: Client
-    arrived_s: float
-    deadline_s: float | None
-    progress_s: float
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    is_ended: bool = False
-    is_serving: bool = False
-    decision: Decision | None = None
-    decoding_on: str | None = None
-    handles: list[bytes] = field(default_factory=list)
-    first_text_s: float | None = None
-
-
 class Relay:
-    """Serves requests through the stages. Its methods may be called from any thread."""
+    """Serves requests through the stages. Its methods may be called from any thread.
+
+    A request whose stage dies is tried again on another replica, from the tokens that were given already; a
+    thread that hangs in the dead stage is left to itself.
+    """
 
     def __init__(
         self,
@@ -136,6 +61,7 @@ class Relay:
         meter: Meter,
         clock: Callable[[], float],
         is_draining: Callable[[], bool] = lambda: False,
+        chance: random.Random | None = None,
     ) -> None:
         self._stages = stages
         self._prompts = prompts
@@ -143,11 +69,13 @@ class Relay:
         self._meter = meter
         self._clock = clock
         self._is_draining = is_draining
-        self._lock = threading.Lock()  # guards the room, the streams in flight and the loads
+        self._chance = chance or random.Random()
+        self._lock = threading.Lock()  # guards the room, the streams in flight, the loads and who is down
         self._room: WaitingRoom[Stream] = WaitingRoom(limits.max_waiting + 1, limits.ageing_s)
         self._serving: set[Stream] = set()
         self._images = dict.fromkeys(encoders, 0)
         self._tokens = dict.fromkeys(decoders, 0)
+        self._down: set[str] = set()
         self._fan_out = ThreadPoolExecutor(max_workers=64, thread_name_prefix="encode")
         self._serials = itertools.count(1)
         self._is_closed = threading.Event()
@@ -166,7 +94,16 @@ class Relay:
         """
         now = self._clock()
         deadline_s = None if request.deadline_s is None else now + request.deadline_s
-        stream = Stream(f"{now:.6f}-{next(self._serials)}", request, client, now, deadline_s, now)
+        stream = Stream(
+            id=f"{now:.6f}-{next(self._serials)}",
+            request=self._with_seed(request),
+            client=client,
+            arrived_s=now,
+            deadline_s=deadline_s,
+            progress_s=now,
+            attempt=Attempt(1),
+            gathered=Gathered(request.is_streaming),
+        )
         if self._is_draining():
             self._end(stream, Overloaded("the server is stopping and takes no new requests", 5.0))
             return
@@ -181,6 +118,21 @@ class Relay:
             return
         self._dispatch()
 
+    def replica_died(self, name: str) -> None:
+        """Gives no new work to a replica, and tries what waits for it elsewhere. Returns at once."""
+        with self._lock:
+            self._down.add(name)
+            waiting = [(stream, stream.attempt) for stream in self._serving if name in stream.attempt.waits_on]
+        self._meter.add("vlm_relay_deaths_total", labels={"replica": name})
+        for stream, attempt in waiting:
+            self._try_again(stream, attempt, PeerGone(f"{name} died; retry"))
+
+    def replica_returned(self, name: str) -> None:
+        """Gives work to a replica again."""
+        with self._lock:
+            self._down.discard(name)
+        self._meter.add("vlm_relay_recoveries_total", labels={"replica": name})
+
     def close(self) -> None:
         """Ends every request that is left, and the watch."""
         self._is_closed.set()
@@ -191,6 +143,13 @@ class Relay:
         for stream in left:
             self._end(stream, PeerGone("the server is stopping"))
         self._fan_out.shutdown(wait=False, cancel_futures=True)
+
+    def _with_seed(self, request: GenerateRequest) -> GenerateRequest:
+        """A request that samples gets its seed here, so that another decoder can go on where one died."""
+        sampling = request.sampling
+        if sampling.temperature == 0 or sampling.seed is not None:
+            return request
+        return replace(request, sampling=replace(sampling, seed=self._chance.getrandbits(63)))
 
     # -- places -------------------------------------------------------------------------------------------
 
@@ -205,10 +164,13 @@ class Relay:
                 if stream is None:
                     break
                 self._serving.add(stream)
-                stream.is_serving = True
                 stream.progress_s = self._clock()  # waiting for a place was no silence of a stage
-            threading.Thread(target=self._serve, args=(stream,), name=stream.id, daemon=True).start()
+            self._start(stream, stream.attempt)
         self._report()
+
+    def _start(self, stream: Stream, attempt: Attempt) -> None:
+        name = stream.job_id(attempt)
+        threading.Thread(target=self._serve, args=(stream, attempt), name=name, daemon=True).start()
 
     def _report(self) -> None:
         with self._lock:
@@ -216,62 +178,63 @@ class Relay:
         self._meter.set("vlm_relay_in_flight_requests", serving)
         self._meter.set("vlm_relay_waiting_requests", waiting)
 
-    # -- one request --------------------------------------------------------------------------------------
+    # -- one attempt --------------------------------------------------------------------------------------
 
-    def _serve(self, stream: Stream) -> None:
+    def _serve(self, stream: Stream, attempt: Attempt) -> None:
         try:
-            self._run(stream)
+            self._run(stream, attempt)
+        except (PeerGone, EmbeddingGone) as error:
+            self._try_again(stream, attempt, error)
         except RelayError as error:
-            self._end(stream, error)
+            self._end(stream, error, attempt)
         except Exception as error:
             logger.exception("%s: failed", stream.id)
-            self._end(stream, InternalError(f"the scheduler failed: {type(error).__name__}"))
+            self._end(stream, InternalError(f"the scheduler failed: {type(error).__name__}"), attempt)
+        finally:
+            self._close_attempt(attempt, stream)
 
-    def _run(self, stream: Stream) -> None:
+    def _run(self, stream: Stream, attempt: Attempt) -> None:
         request = stream.request
         prompt = self._prompts.build(request.text, request.messages, len(request.images))
-        decision = self._decide(stream, prompt)
-        try:
-            self._encode(stream, decision)
-            self._decode(stream, prompt, decision)
-        finally:
-            with self._lock:
-                self._tokens[decision.decoder] -= prompt.num_tokens + request.sampling.max_tokens
-                if decision.encoder is not None:
-                    self._images[decision.encoder] -= len(request.images)
-            with contextlib.ExitStack() as leases:  # one that cannot be given back keeps no other
-                for handle in stream.handles:
-                    leases.callback(self._stages.release, handle)
+        decision = self._decide(stream, attempt, prompt)
+        self._encode(stream, attempt, decision)
+        self._decode(stream, attempt, prompt, decision)
 
-    def _decide(self, stream: Stream, prompt: Prompt) -> Decision:
+    def _decide(self, stream: Stream, attempt: Attempt, prompt: Prompt) -> Decision:
         request = stream.request
         with self._lock:
-            decision = decide(
-                len(request.images),
-                {name: Load(images) for name, images in self._images.items()},
-                {name: Load(tokens) for name, tokens in self._tokens.items()},
-            )
-            self._tokens[decision.decoder] += prompt.num_tokens + request.sampling.max_tokens
+            try:
+                decision = decide(
+                    len(request.images),
+                    {name: Load(images) for name, images in self._images.items() if name not in self._down},
+                    {name: Load(tokens) for name, tokens in self._tokens.items() if name not in self._down},
+                )
+            except LookupError as error:
+                raise Overloaded(f"{error} just now: it died and is being restarted", 5.0) from error
+            attempt.num_tokens = prompt.num_tokens + request.sampling.max_tokens
+            attempt.decision = decision
+            self._tokens[decision.decoder] += attempt.num_tokens
             if decision.encoder is not None:
                 self._images[decision.encoder] += len(request.images)
-        stream.decision = decision
         labels = {"encoder": decision.encoder or "none", "decoder": decision.decoder, "mode": decision.mode}
         self._meter.add("vlm_relay_decisions_total", labels=labels)
         return decision
 
-    def _encode(self, stream: Stream, decision: Decision) -> None:
-        """Fills `stream.handles`, in the order of the images."""
+    def _encode(self, stream: Stream, attempt: Attempt, decision: Decision) -> None:
+        """Fills `attempt.handles`, in the order of the images."""
         images = stream.request.images
         encoder = decision.encoder
         if encoder is None:
             return
+        self._wait_on(attempt, encoder)
         if len(images) == 1:
-            stream.handles.append(self._encode_one(encoder, 0, images[0]))
+            handle = self._encode_one(encoder, 0, images[0])  # first: the list is another one if it came late
+            attempt.handles.append(handle)
         else:
             tasks = [self._fan_out.submit(self._encode_one, encoder, *numbered) for numbered in enumerate(images)]
             wait(tasks)  # every lease is noted, also when another image failed
             errors = [task.exception() for task in tasks]
-            stream.handles += [task.result() for task, error in zip(tasks, errors, strict=True) if error is None]
+            attempt.handles += [task.result() for task, error in zip(tasks, errors, strict=True) if error is None]
             for error in filter(None, errors):
                 raise error
         stream.progress_s = self._clock()
@@ -282,40 +245,58 @@ class Relay:
         except InvalidRequest as error:
             raise InvalidImage(f"image[{index}]: {error.text}") from error
 
-    def _decode(self, stream: Stream, prompt: Prompt, decision: Decision) -> None:
-        with stream.lock:
-            if stream.is_ended:
-                return
-            stream.decoding_on = decision.decoder
+    def _decode(self, stream: Stream, attempt: Attempt, prompt: Prompt, decision: Decision) -> None:
         request = stream.request
         sampling = request.sampling
         if sampling.logprobs is None and request.returns.cumulative_logprob:
             sampling = replace(sampling, logprobs=0)
-        job = DecodeJob(stream.id, prompt.token_ids, tuple(stream.handles), sampling, stream.deadline_s)
-        gathered = _Gathered(request.is_streaming)
-        for chunk in self._stages.decode(decision.decoder, job):
-            stream.progress_s = self._clock()
-            if stream.is_ended:  # by the watch, whose cancel may have come before the job
-                self._cancel(decision.decoder, stream.id)
+        with stream.lock:
+            if stream.is_ended or stream.attempt is not attempt:
                 return
-            gathered.add(chunk)
-            if gathered.is_due() and not self._reply(stream, prompt, gathered.take()):
+            attempt.is_decoding = True
+            generated_ids, logprob = tuple(stream.token_ids), stream.cumulative_logprob
+        self._wait_on(attempt, decision.decoder)
+        job = DecodeJob(
+            request_id=stream.job_id(attempt),
+            token_ids=prompt.token_ids,
+            handles=tuple(attempt.handles),
+            sampling=sampling,
+            deadline_s=stream.deadline_s,
+            generated_ids=generated_ids,
+        )
+        for chunk in self._stages.decode(decision.decoder, job):
+            total = replace(chunk, cumulative_logprob=logprob + chunk.cumulative_logprob)
+            if not self._take(stream, attempt, prompt, total):
+                if chunk.finish_reason is None:  # ended by the watch, whose cancel may have come before the job
+                    self._cancel(decision.decoder, job.request_id)
                 return
         raise PeerGone(f"{decision.decoder} ended the stream without finishing the answer; retry")
 
-    def _reply(self, stream: Stream, prompt: Prompt, chunk: Chunk) -> bool:
-        """Sends a chunk; False when the request has ended, by this chunk or by the watch."""
+    def _wait_on(self, attempt: Attempt, replica: str) -> None:
+        """Notes whom an attempt waits for; fails when that one died since it was chosen."""
+        with self._lock:
+            attempt.waits_on = frozenset((replica,))
+            if replica in self._down:
+                raise PeerGone(f"{replica} died; retry")
+
+    def _take(self, stream: Stream, attempt: Attempt, prompt: Prompt, chunk: Chunk) -> bool:
+        """Keeps what came and replies when something is due; False when the request is out of our hands."""
         now = self._clock()
-        is_last = chunk.finish_reason is not None
         with stream.lock:
-            if stream.is_ended:
+            if stream.is_ended or stream.attempt is not attempt:
                 return False
-            is_first = stream.first_text_s is None
-            decision = stream.decision if is_first and stream.request.returns.decision else None
-            stream.first_text_s = now if is_first else stream.first_text_s
-            stream.client.reply(Reply(stream.request, prompt, chunk, decision), is_last)  # if it raises, not ended
+            stream.progress_s = now
+            stream.token_ids.extend(chunk.token_ids)
+            stream.cumulative_logprob = chunk.cumulative_logprob
+            stream.gathered.add(chunk)
+            if not stream.gathered.is_due():
+                return True
+            whole = stream.gathered.take()
+            is_first, is_last = stream.first_reply_s is None, whole.finish_reason is not None
+            stream.first_reply_s = now if is_first else stream.first_reply_s
+            decision = attempt.decision if is_first and stream.request.returns.decision else None
+            stream.client.reply(Reply(stream.request, prompt, whole, decision), is_last)  # if it raises, not ended
             stream.is_ended = is_last
-            stream.decoding_on = None if is_last else stream.decoding_on
         if is_first:
             self._meter.observe("vlm_relay_ttft_seconds", now - stream.arrived_s)
         if is_last:
@@ -323,15 +304,47 @@ class Relay:
             self._settle(stream, "ok")
         return not is_last
 
+    def _try_again(self, stream: Stream, attempt: Attempt, error: RelayError) -> None:
+        """Starts the next attempt of a request, or ends it with `error` when it has had enough."""
+        with stream.lock:
+            if stream.is_ended or stream.attempt is not attempt:
+                return
+            has_more = attempt.number < MAX_ATTEMPTS
+            if has_more:
+                stream.attempt = Attempt(attempt.number + 1)
+                stream.progress_s = self._clock()
+        if not has_more:
+            self._end(stream, error, attempt)
+            return
+        logger.warning("%s: tried again after %d tokens: %s", stream.id, len(stream.token_ids), error)
+        self._meter.add("vlm_relay_retries_total")
+        self._close_attempt(attempt, stream)
+        self._start(stream, stream.attempt)
+
+    def _close_attempt(self, attempt: Attempt, stream: Stream) -> None:
+        """Gives back what an attempt holds; also what a late answer of a dead stage brought after that."""
+        with self._lock:
+            was_closed, attempt.is_closed = attempt.is_closed, True
+            attempt.waits_on = frozenset()
+            if attempt.decision is not None and not was_closed:
+                self._tokens[attempt.decision.decoder] -= attempt.num_tokens
+                if attempt.decision.encoder is not None:
+                    self._images[attempt.decision.encoder] -= len(stream.request.images)
+            handles, attempt.handles = attempt.handles, []
+        for handle in handles:
+            try:
+                self._stages.release(handle)
+            except Exception:  # one that cannot be given back keeps no other, and runs out by itself
+                logger.exception("%s: a lease could not be given back", stream.id)
+
     # -- ends ---------------------------------------------------------------------------------------------
 
-    def _end(self, stream: Stream, error: RelayError) -> None:
-        """Ends a request with an error, unless it has ended already."""
+    def _end(self, stream: Stream, error: RelayError, attempt: Attempt | None = None) -> None:
+        """Ends a request with an error, unless it has ended already, or `attempt` is no longer its own."""
         with stream.lock:
-            if stream.is_ended:
+            if stream.is_ended or (attempt is not None and stream.attempt is not attempt):
                 return
             stream.is_ended = True
-            decoder, stream.decoding_on = stream.decoding_on, None
             try:
                 stream.client.fail(error)
             except Exception:  # nobody to tell; the place and the decoder are freed all the same
@@ -343,11 +356,17 @@ class Relay:
             self._clock() - stream.arrived_s,
             error,
         )
-        if decoder is not None:  # its own thread: a dead decoder answers late or never
-            threading.Thread(target=self._cancel, args=(decoder, stream.id), daemon=True).start()
+        current = stream.attempt
+        if current.is_decoding and current.decision is not None:
+            # In a thread of its own: a dead decoder answers late or never.
+            arguments = (current.decision.decoder, stream.job_id(current))
+            threading.Thread(target=self._cancel, args=arguments, daemon=True).start()
         self._settle(stream, error.code)
 
     def _cancel(self, decoder: str, request_id: str) -> None:
+        with self._lock:
+            if decoder in self._down:
+                return
         try:
             self._stages.cancel(decoder, request_id)
         except RelayError as error:
@@ -389,45 +408,24 @@ class Relay:
             gone = [stream for stream in waiting if _is_gone(stream)]
             with self._lock:
                 self._room.remove({id(stream) for stream in gone})
-            gone += [stream for stream in serving if not stream.is_ended and _is_gone(stream)]
+            gone += [stream for stream in serving if _is_gone(stream)]
             for stream in gone:
                 self._end(stream, Cancelled("the client cancelled the request or went away"))
 
 
-class _Gathered:
-    """Chunks joined until there is something to send."""
-
-    def __init__(self, is_streaming: bool) -> None:
-        self._is_streaming = is_streaming
-        self._chunks: list[Chunk] = []
-
-    def add(self, chunk: Chunk) -> None:
-        """Adds what came."""
-        self._chunks.append(chunk)
-
-    def is_due(self) -> bool:
-        """Whether a reply should be sent now: the end, or text for a client that streams."""
-        last = self._chunks[-1]
-        return last.finish_reason is not None or (self._is_streaming and bool(last.text))
-
-    def take(self) -> Chunk:
-        """All that was gathered, as one chunk."""
-        chunks, self._chunks = self._chunks, []
-        return Chunk(
-            token_ids=tuple(itertools.chain.from_iterable(chunk.token_ids for chunk in chunks)),
-            text="".join(chunk.text for chunk in chunks),
-            finish_reason=chunks[-1].finish_reason,
-            logprobs=tuple(itertools.chain.from_iterable(chunk.logprobs for chunk in chunks)),
-            cumulative_logprob=chunks[-1].cumulative_logprob,
-        )
-
-
 def _is_gone(stream: Stream) -> bool:
-    try:
-        return stream.client.is_cancelled()
-    except Exception:  # one client that cannot be asked keeps no other from being asked
-        logger.exception("%s: the client could not be asked", stream.id)
-        return True
+    """Whether nobody waits for a request's answer any more.
+
+    Under the lock: asking Triton after, or while, the final word is sent crashes the server.
+    """
+    with stream.lock:
+        if stream.is_ended:
+            return False
+        try:
+            return stream.client.is_cancelled()
+        except Exception:  # one client that cannot be asked keeps no other from being asked
+            logger.exception("%s: the client could not be asked", stream.id)
+            return True
 
 
 def _too_late(stream: Stream, doing: str) -> DeadlineExceeded:

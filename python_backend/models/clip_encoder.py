@@ -13,6 +13,7 @@ from python_backend.checkpoint import resolve
 from python_backend.errors import InternalError, InvalidImage, RelayError
 from python_backend.models.adapter import Site, failure, open_site, tensors, text_tensor
 from python_backend.models.metrics import TritonMeter
+from python_backend.pulse import Pulse, pulse_path
 from python_backend.transport.layout import SegmentLayout
 from python_backend.transport.segment import Segment
 from python_backend.transport.store import EmbeddingStore
@@ -45,6 +46,7 @@ class TritonPythonModel:
             time.monotonic,
         )
         counts = self._store.counts
+        self._pulse = Pulse(pulse_path(site.boot.id, site.model))
         logger.info("loaded: %s, %d slots", site.plan.encode.runtime, counts.num_slots)
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -66,6 +68,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Removes the store."""
+        self._pulse.close()
         self._store.close()
         self._meter.close()
         logger.info("closed")

@@ -14,9 +14,12 @@ from python_backend.generate import GenerateRequest, RequestLimits, parse_genera
 from python_backend.images import ImageLimits
 from python_backend.models.adapter import failure, open_site, parameters, tensors, text_tensor
 from python_backend.models.metrics import TritonMeter
-from python_backend.models.stages import BlsStages, now_s
+from python_backend.models.stages import BlsStages, now_s, restart
 from python_backend.prompt import PromptBuilder
-from python_backend.relay import Relay, Reply
+from python_backend.pulse import is_beating, pulse_path
+from python_backend.relay import Relay
+from python_backend.stream import Reply
+from python_backend.supervisor import Supervisor
 from scheduler.plan import DRAIN_FILE
 from scheduler.profile import LimitsTable
 
@@ -45,6 +48,13 @@ class TritonPythonModel:
             clock=now_s,
             is_draining=drain_file.exists,
         )
+        self._supervisor = Supervisor(
+            replicas=[replica.name for replica in (*plan.encoders, *plan.decoders)],
+            is_alive=lambda name: is_beating(pulse_path(site.boot.id, name), now_s()),
+            restart=restart,
+            on_death=self._relay.replica_died,
+            on_return=self._relay.replica_returned,
+        )
         logger.info(
             "loaded: %s; %d in flight, %d waiting at most",
             site.facts.path,
@@ -67,6 +77,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Ends what is left."""
+        self._supervisor.close()
         self._relay.close()
         self._meter.close()
         logger.info("closed")

@@ -20,6 +20,7 @@ from python_backend.decoder.sequence import DecodeRequest, Delta, ImageEmbedding
 from python_backend.errors import InternalError, InvalidRequest, RelayError
 from python_backend.models.adapter import failure, open_site, tensors, text_tensor
 from python_backend.models.metrics import TritonMeter
+from python_backend.pulse import Pulse, pulse_path
 from python_backend.request import parse_sampling
 from python_backend.transport.handle import NUMPY_DTYPES, EmbeddingHandle
 from python_backend.transport.reader import EmbeddingReader
@@ -45,6 +46,7 @@ class TritonPythonModel:
         self._seen_tokens = 0
         self._seen_steps = 0
         self._meter.poll(self._report)
+        self._pulse = Pulse(pulse_path(site.boot.id, site.model))
         logger.info("loaded: %d KV blocks", self._engine.status().total_blocks)
 
     def execute(self, requests: list[Any]) -> None:
@@ -62,6 +64,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Ends every generation and the engine."""
+        self._pulse.close()
         self._engine.close()
         self._sender.close()
         self._reader.close()

@@ -12,7 +12,7 @@ import triton_python_backend_utils as pb_utils
 
 from python_backend.errors import EmbeddingGone, HandleRefused, PeerGone, RelayError, from_message
 from python_backend.models.adapter import Site, text_tensor
-from python_backend.relay import Chunk, DecodeJob
+from python_backend.stream import Chunk, DecodeJob
 from python_backend.transport.handle import EmbeddingHandle
 from python_backend.transport.reader import EmbeddingReader
 
@@ -55,6 +55,8 @@ class BlsStages:
         if job.deadline_s is not None:
             # Both processes read the machine's one monotonic clock.
             inputs.append(pb_utils.Tensor("deadline_ns", np.array([int(job.deadline_s * 1e9)], dtype=np.int64)))
+        if job.generated_ids:
+            inputs.append(pb_utils.Tensor("generated_ids", np.array(job.generated_ids, dtype=np.int32)))
         request = pb_utils.InferenceRequest(
             model_name=decoder,
             requested_output_names=["token_ids", "text", "finish_reason", "report"],
@@ -87,6 +89,22 @@ class BlsStages:
             self._reader.release(opened)
         except (EmbeddingGone, HandleRefused):
             return
+
+
+def restart(model: str) -> None:
+    """Unloads and loads a model whose process died; returns when it is loaded.
+
+    Triton must run in explicit model control mode. Requests that hung in the dead process hang on: their
+    clients were answered by the relay.
+
+    Raises:
+        PeerGone: Triton refused, or the model could not be loaded.
+    """
+    try:
+        pb_utils.unload_model(model)
+        pb_utils.load_model(model)
+    except pb_utils.TritonModelException as error:
+        raise PeerGone(f"{model}: {error}") from error
 
 
 def now_s() -> float:

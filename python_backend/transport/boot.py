@@ -19,7 +19,7 @@ SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "vlm_relay."
 KEY_BYTES = 32
 BOOT_ID = re.compile(r"(?P<pid>[0-9]{1,10})-(?P<start>[0-9]{1,20})-(?P<namespace>[0-9]{1,10})")
-_BOOT_FILE = re.compile(rf"vlm_relay\.boot\.(?P<id>{BOOT_ID.pattern})(\.[0-9a-f]{{16}})?")
+_BOOT_FILE = re.compile(rf"vlm_relay\.(boot|pulse)\.(?P<id>{BOOT_ID.pattern})(\.[\w.-]{{1,200}})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def is_alive(boot_id: str) -> bool:
 
 
 def boot_of_file(name: str) -> str | None:
-    """The boot id in the name of a key file (or of one left half made); None for any other name."""
+    """The boot id in the name of a key or pulse file (or of one left half made); None for any other name."""
     found = _BOOT_FILE.fullmatch(name)
     return None if found is None else found["id"]
 

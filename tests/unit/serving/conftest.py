@@ -15,7 +15,7 @@ from python_backend.relay import Relay
 from tests.unit.serving.fakes import PATIENCE_S, CharacterPrompts, Clock, FakeMeter, FakeStages, World, limits
 
 ROOT = Path(__file__).resolve().parents[3]
-REQUEST_THREAD = re.compile(r"\d+\.\d{6}-\d+")
+REQUEST_THREAD = re.compile(r"\d+\.\d{6}-\d+\.\d+")
 
 StartRelay = Callable[..., World]
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from python_backend.errors import RelayError
 from python_backend.generate import GenerateRequest, Returns
 from python_backend.prompt import Prompt
-from python_backend.relay import Chunk, DecodeJob, Relay, Reply
+from python_backend.relay import Relay
 from python_backend.request import SamplingParameters
+from python_backend.stream import Chunk, DecodeJob, Reply
 from scheduler.profile import LimitsTable
 
 PATIENCE_S = 10.0  # far longer than anything here takes; only a broken promise waits this long

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from python_backend.relay import Chunk, DecodeJob
+from python_backend.stream import Chunk, DecodeJob
 from tests.unit.serving.conftest import StartRelay, settle
 from tests.unit.serving.fakes import PATIENCE_S, FakeClient, Gate, World, chunk
 

@@ -42,7 +42,7 @@ def test_beyond_a_range_the_name_and_the_value_are_told(
     for value in (lowest - step, highest + step):
         with pytest.raises(InvalidSampling) as refused:
             sampling_from({name: value})
-        assert refused.value.text == f"{name} must be between {lowest:g} and {highest:g}, not {value!r}"
+        assert refused.value.text == f"{name} must be between {lowest} and {highest}, not {value!r}"
 
 
 def test_nothing_given_is_greedy_with_the_documented_defaults() -> None:
@@ -106,9 +106,9 @@ def test_the_forms_that_clients_send_are_understood(
         ({"max_tokens": [1]}, "max_tokens must be a whole number, not a list"),
         ({"temperature": "warm"}, "temperature must be a number, not 'warm'"),
         ({"temperature": {}}, "temperature must be a number, not an object"),
-        ({"temperature": math.nan}, "temperature must be between 0 and 100, not nan"),
-        ({"temperature": "nan"}, "temperature must be between 0 and 100, not 'nan'"),
-        ({"temperature": math.inf}, "temperature must be between 0 and 100, not inf"),
+        ({"temperature": math.nan}, "temperature must be between 0.0 and 100.0, not nan"),
+        ({"temperature": "nan"}, "temperature must be between 0.0 and 100.0, not 'nan'"),
+        ({"temperature": math.inf}, "temperature must be between 0.0 and 100.0, not inf"),
         ({"seed": math.inf}, "seed must be a whole number, not inf"),
         ({"ignore_eos": 1}, "ignore_eos must be true or false, not 1"),
         ({"ignore_eos": "yes"}, "ignore_eos must be true or false, not 'yes'"),

@@ -1,0 +1,73 @@
+"""Whether a stage's process lives: it beats in shared memory, the scheduler looks.
+
+Triton 2.51 calls a model ready whose process was killed, and lets the streams it served hang for ever. So each
+stage writes its process id once and the time a few times a second into a small file; a killed process is seen
+at the next look, one that no longer runs its threads after `STALE_S`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import threading
+import time
+from pathlib import Path
+
+from python_backend.transport.boot import PREFIX, SHARED_MEMORY, process_start
+
+BEAT_S = 0.25
+STALE_S = 5.0  # a step that holds the interpreter for longer than this is a hang, too
+_BODY = struct.Struct("<QQQ")  # process id, its start time in clock ticks, last beat in ns on the monotonic clock
+
+
+def pulse_path(boot_id: str, model: str, directory: Path = SHARED_MEMORY) -> Path:
+    """Where the process of a model beats."""
+    return directory / f"{PREFIX}pulse.{boot_id}.{model}"
+
+
+class Pulse:
+    """The beating side. One per process; a restarted process takes the place of the dead one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        draft = path.with_name(f"{path.name}.{os.getpid()}")
+        file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(file, 0, _BODY.size)
+            self._memory = mmap.mmap(file, _BODY.size)
+        finally:
+            os.close(file)
+        self._start = process_start(os.getpid()) or 0
+        self._beat()
+        draft.rename(path)
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="pulse", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops beating and removes the file."""
+        self._is_closed.set()
+        self._thread.join(timeout=5)
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+
+    def _beat(self) -> None:
+        _BODY.pack_into(self._memory, 0, os.getpid(), self._start, time.monotonic_ns())
+
+    def _work(self) -> None:
+        while not self._is_closed.wait(BEAT_S):
+            self._beat()
+
+
+def is_beating(path: Path, now_s: float) -> bool:
+    """Whether the process that beats at `path` lives and has beaten lately. No file: it has not begun, or closed."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return False
+    if len(data) != _BODY.size:
+        return False
+    pid, start, beat_ns = _BODY.unpack(data)
+    return bool(process_start(pid) == start and now_s - beat_ns / 1e9 < STALE_S)
