@@ -114,6 +114,17 @@ def test_waiting_ageing_s_is_worth_one_step_of_priority(guests: list[Guest], ord
     assert room.take() is None
 
 
+@pytest.mark.parametrize("leaving", ["a", "ab", "c", "bf", "ad", "abcde"])
+def test_who_leaves_does_not_disturb_the_order(leaving: str) -> None:
+    room: WaitingRoom[Guest] = WaitingRoom(10, AGEING_S)
+    guests = [enter(room, Guest(name, priority)) for name, priority in zip("adfbce", (1, 4, 6, 2, 3, 5), strict=True)]
+
+    room.remove({id(guest) for guest in guests if guest.name in leaving})
+
+    staying = sorted(set("abcdef") - set(leaving))
+    assert [guest.name for guest in iter(room.take, None)] == staying
+
+
 def test_nothing_is_kept_of_those_who_left() -> None:
     room: WaitingRoom[Guest] = WaitingRoom(10, AGEING_S)
     enter(room, Guest("urgent", -1))
