@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+from scheduler.topology.cpu_list import read_ranges
 from scheduler.topology.links import SELF, is_link
 from scheduler.topology.row import (
     PEER_STATUSES,
@@ -46,7 +47,7 @@ class Block:
         if any(is_link(cell) for cell in cells):
             return True
         gpus = {row.gpu for row in self.rows} | set(self.header.gpus if self.header else ())
-        is_shown = self.header is not None or any(any(row.tail) for row in self.rows)
+        is_shown = self.header is not None or any(read_ranges(" ".join(row.tail[:1])) for row in self.rows)
         return gpus == {0} and SELF in cells and is_shown and not self.is_peer_matrix
 
     @property

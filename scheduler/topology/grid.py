@@ -92,8 +92,9 @@ class Grid:
         limits = [min(self.damaged, default=self.num_columns)]
         misplaced = [mark for mark, place in places if mark != place]
         header = self.block.header
-        is_counted = header is not None and header.num_devices == self.num_columns and _is_whole(list(header.gpus))
-        if misplaced and not is_counted:
+        is_named = header is not None and list(header.gpus) == self.columns == list(range(len(self.columns)))
+        is_counted = header is not None and header.num_devices == self.num_columns
+        if misplaced and not (is_named and is_counted):
             in_order = [place for mark, place in places if mark == place]
             limits.append(max(min(misplaced), max(in_order, default=-1) + 1))
         return min(limits)
@@ -168,10 +169,6 @@ class Grid:
 def _run_length(numbers: list[int]) -> int:
     """How many of `numbers`, from the first, count up by one."""
     return next((place for place, number in enumerate(numbers) if number != numbers[0] + place), len(numbers))
-
-
-def _is_whole(gpus: list[int]) -> bool:
-    return gpus == list(range(len(gpus)))
 
 
 def _is_unreadable(cell: str) -> bool:

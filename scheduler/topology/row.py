@@ -82,11 +82,9 @@ def read_header(line: str) -> Header | None:
         run.append(label)
     found = {name: match for name, pattern in _COLUMNS.items() if (match := pattern.search(line, run[-1].end()))}
     end_of_devices = min((match.start() for match in found.values()), default=len(line))
-    others = [
-        match
-        for match in _DEVICE_NAME.finditer(line, run[-1].end(), end_of_devices)
-        if any(letter.isalnum() for letter in match.group())
-    ]
+    between = line[run[-1].end() : end_of_devices]
+    named = between.split("|") if "|" in between else _DEVICE_NAME.findall(between)
+    others = tuple(name.strip() for name in named if any(letter.isalnum() for letter in name))
     gpus = tuple(int(label.group(1)) for label in run)
     is_alone = len(run) == 1
     if (
@@ -96,10 +94,10 @@ def read_header(line: str) -> Header | None:
         or (is_alone and not found and gpus != (0,))
     ):
         return None
-    if (is_alone or not found) and not all(re.search(r"[0-9]", match.group()) for match in others):
+    if (is_alone or not found) and not all(re.search(r"[0-9]", name) for name in others):
         return None  # prose: "GPU0 GPU1 are bridged"
     columns = tuple(name for name in (CPU, NUMA, GPU_NUMA) if name in found)
-    return Header(gpus=gpus, nics=tuple(match.group() for match in others), columns=columns)
+    return Header(gpus=gpus, nics=others, columns=columns)
 
 
 def read_row(line: str, num_devices: int | None) -> Row | None:
