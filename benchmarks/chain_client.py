@@ -59,7 +59,7 @@ class ChainClient:
             inputs.append(tensor)
         records = self._client.infer("chain", inputs).as_numpy("records")
         assert records is not None
-        return records
+        return np.asarray(records)
 
     def _verify(self, indices: Records, rows: Records, records: Records) -> None:
         for index, row, got in zip(indices.tolist(), rows.tolist(), records[:, :, Column.CHECKSUM], strict=True):

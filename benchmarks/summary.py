@@ -121,14 +121,14 @@ class Report:
 
     def table(self) -> str:
         """The figures as lines of text."""
-        lines = [_line("p50 / p90, ms", *WAYS, "ratio")]
+        lines = [_line("p50 / p90, ms", WAYS, "ratio")]
         for part, label in LABELS.items():
             cells = [self.round.figures[name][part] for name in WAYS]
             texts = [f"{cell.p50_ms:.3f} / {cell.p90_ms:.3f}" for cell in cells]
-            lines.append(_line(label, *texts, f"{self.round.ratio(part):.2f}"))
+            lines.append(_line(label, texts, f"{self.round.ratio(part):.2f}"))
         growth = [f"{value / MIB:.1f} MiB" for value in (self.growth.tensor_bytes, self.growth.handle_bytes)]
-        lines.append(_line("growth of /dev/shm", *growth, ""))
-        lines.append(_line("embedding store, fixed", "", f"{self.growth.store_bytes / MIB:.1f} MiB", ""))
+        lines.append(_line("growth of /dev/shm", growth, ""))
+        lines.append(_line("embedding store, fixed", ("", f"{self.growth.store_bytes / MIB:.1f} MiB"), ""))
         ratios = ", ".join(f"{one.ratio('passing'):.2f}" for one in self.rounds)
         return "\n".join([*lines, f"passing, ratios of the rounds: {ratios}; checksums equal"])
 
@@ -145,5 +145,5 @@ def _part_ms(records: Records, part: str) -> npt.NDArray[np.float64]:
     return np.asarray(sum(sign * records[:, column] for column, sign in PARTS[part]) / NS_PER_MS)
 
 
-def _line(label: str, tensor: str, handle: str, ratio: str) -> str:
-    return f"{label:25}{tensor:>17}{handle:>17}{ratio:>8}"
+def _line(label: str, cells: Sequence[str], ratio: str) -> str:
+    return f"{label:25}{''.join(f'{cell:>17}' for cell in cells)}{ratio:>8}".rstrip()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import tempfile
@@ -60,7 +61,7 @@ def serving(
     with tempfile.TemporaryDirectory(prefix="vlm-relay-bench-") as folder, log_path.open("w") as log:
         region = f"vlm_relay_bench_{os.getpid()}_{Path(folder).name[-8:]}"
         backends = build_backend_folder(triton, Path(folder))
-        line = command(triton, repository, backends, ports, region, EXIT_TIMEOUT_S)
+        line = command(triton, repository, backends, ports, region, EXIT_TIMEOUT_S, secrets.token_hex(16))
         line += [f"--backend-config=python,{name}={value}" for name, value in settings.items()]
         process = subprocess.Popen(
             line,
