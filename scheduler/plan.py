@@ -6,10 +6,11 @@ Made by `scheduler.placement` from a profile, kept as `plan.json` beside the mod
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import ValidationError
 
-from scheduler.profile import DecodeTable, EncodeTable, LimitsTable, Table, describe
+from scheduler.profile import DecodeTable, EncodeTable, LimitsTable, ScheduleTable, Table, describe
 
 PLAN_FILE = "plan.json"
 DRAIN_FILE = "drain"  # beside it: new requests are refused while this file exists
@@ -28,6 +29,40 @@ class Replica(Table):
     name: str  # of the Triton model
     device: str  # "cpu" or "cuda:0"
     cpus: tuple[int, ...] = ()  # bound to these; empty: wherever the system likes
+    place: str = ""  # name of the plan's `Device` that it stands on; empty: that of `device`
+
+
+class Device(Table):
+    """A place for replicas: a GPU, a set of CPUs, or all CPUs."""
+
+    name: str  # "cuda:0", "set:0" or "cpu"
+    roles: tuple[Literal["encode", "decode"], ...]  # both: a hybrid
+    gpu: int | None = None  # index in nvidia-smi's order; set CUDA_DEVICE_ORDER=PCI_BUS_ID
+    cpus: tuple[int, ...] = ()
+    numa_nodes: tuple[int, ...] = ()
+    model: str | None = None  # "NVIDIA H100 80GB HBM3"
+    why: str = ""  # one line: why it has these roles
+
+
+class Link(Table):
+    """What joins two devices of a plan."""
+
+    first: str
+    second: str
+    link: str  # as `scheduler.topology.links` names it: NV12, PIX, ..., unknown
+    gigabytes_per_s: float | None = None  # one way, estimated; None: not known
+    path: str = "unknown"  # nvlink, pcie, socket, staged or unknown
+    has_peer_access: bool | None = None  # None: nobody asked
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether bytes must go through host memory."""
+        return self.path == "staged" or self.has_peer_access is False
+
+    @property
+    def is_nvlink(self) -> bool:
+        """Whether it is a direct NVLink."""
+        return self.link.startswith("NV") and not self.is_staged
 
 
 class Plan(Table):
@@ -40,6 +75,11 @@ class Plan(Table):
     encode: EncodeTable
     decode: DecodeTable
     limits: LimitsTable
+    schedule: ScheduleTable = ScheduleTable()
+    devices: tuple[Device, ...] = ()
+    links: tuple[Link, ...] = ()
+    tier: str = ""  # the worst of the links that embeddings travel: device, nvlink, switch, numa or any
+    notes: tuple[str, ...] = ()  # what a person should know about the placement
 
     def to_json(self) -> str:
         """The text of `plan.json`."""

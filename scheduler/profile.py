@@ -9,10 +9,23 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 Positive = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
+PositiveMilliseconds = Annotated[float, Field(gt=0)]
+
+AUTO = "auto"
+
+
+def _to_tuple(value: object) -> object:
+    """TOML has lists; a single word is a list of one."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+DeviceName = Annotated[str, Field(pattern=r"^(auto|cpu|cuda:[0-9]+|set:[0-9]+)$")]
+Devices = Annotated[tuple[DeviceName, ...], BeforeValidator(_to_tuple), Field(min_length=1)]
+CpuLists = Annotated[tuple[str, ...], BeforeValidator(_to_tuple)]
 
 
 class ProfileRefused(ValueError):
@@ -30,13 +43,29 @@ class ModelTable(Table):
 
     checkpoint: str = "demo/checkpoint"  # a Hugging Face folder; relative paths start at the project's root
     artifacts: str = "build"  # the exported encoder; rebuilt when the checkpoint changes
+    # What a replica of each stage needs on its device; left out, memory is not checked.
+    encoder_weights_mib: Positive | None = None
+    decoder_weights_mib: Positive | None = None
+    embedding_kib: Positive = 4608  # of one image: 576 x 4096 x 2 bytes, LLaVA-1.5-7B in float16
+
+
+class TopologyTable(Table):
+    """`[topology]`: where the devices and their links are read from."""
+
+    file: str | None = None  # recorded `nvidia-smi topo -m`, beside the profile; left out, the machine is asked
+    gpu_name: str | None = None  # what the GPUs of `file` are: a text does not say it, and GB/s depend on it
+    stands_for: Literal["gpus", "cpu_sets"] = "gpus"  # cpu_sets: each GPU of `file` is the set of its near CPUs
+    strict: Literal["nvlink", "switch", "numa", "any"] = "any"  # refuse a placement whose links are worse
+    memory_gib: Positive | None = None  # of each GPU; left out, known from its name or not checked
 
 
 class EncodeTable(Table):
     """`[encode]`: the vision encoder's replicas and each one's embedding store."""
 
     replicas: Positive = 1
-    runtime: Literal["onnxruntime"] = "onnxruntime"
+    devices: Devices = ("cpu",)  # "auto", or one of "cpu", "cuda:0", "set:0" per replica; a single one is for all
+    cpus: CpuLists = ()  # one CPU list ("0-3,8") per replica on "cpu"; empty: wherever the system likes
+    runtime: Literal["onnxruntime", "tensorrt", "torch"] = "onnxruntime"
     threads: Positive = 1  # per replica
     max_batch: Annotated[int, Field(ge=1, le=64)] = 8  # an encoder saturates near 6; larger only adds latency
     queue_delay_us: Annotated[int, Field(ge=0)] = 2000  # how long Triton waits for a fuller batch
@@ -49,6 +78,8 @@ class DecodeTable(Table):
     """`[decode]`: the language decoder's replicas and each one's batch and KV cache."""
 
     replicas: Positive = 1
+    devices: Devices = ("cpu",)  # as in [encode]
+    cpus: CpuLists = ()
     threads: Positive = 2  # per replica
     dtype: Literal["float32", "bfloat16"] = "float32"
     max_sequences: Positive = 32  # decoded together in one step
@@ -57,6 +88,15 @@ class DecodeTable(Table):
     block_tokens: Positive = 16
     kv_cache_mib: Positive = 512
     compile: bool = False  # a compiled decode step: faster, and slower to start
+
+
+class ScheduleTable(Table):
+    """`[schedule]`: how a request's encoder, decoder and mode are chosen."""
+
+    policy: Literal["cost", "article"] = "cost"  # least predicted finish, or the founding article's rule
+    hybrid: bool = False  # automatic placement may put an encoder and a decoder on one device
+    hysteresis: Annotated[float, Field(ge=0, le=1)] = 0.15  # serial and split change only for a gain above this share
+    stall_weight: Annotated[float, Field(ge=0)] = 1.0  # a second that a running decode waits, in seconds of ours
 
 
 class LimitsTable(Table):
@@ -71,14 +111,17 @@ class LimitsTable(Table):
     stall_s: PositiveSeconds = 60.0  # a stream that gives nothing for this long is ended
     ageing_s: PositiveSeconds = 10.0  # waiting this long is worth one step of priority
     drain_s: PositiveSeconds = 30.0  # at stop, how long running requests may take to finish
+    encode_transfer_warn_ms: PositiveMilliseconds = 100.0  # a slower encode with its transfer is logged
 
 
 class Profile(Table):
     """A whole profile: pools, memory and limits."""
 
     model: ModelTable = ModelTable()
+    topology: TopologyTable = TopologyTable()
     encode: EncodeTable = EncodeTable()
     decode: DecodeTable = DecodeTable()
+    schedule: ScheduleTable = ScheduleTable()
     limits: LimitsTable = LimitsTable()
 
 
