@@ -239,6 +239,16 @@ def test_a_photo_with_a_broken_exif_block_is_still_a_photo(tag: int, kind: int, 
     assert decode(bytes(file)).size == (20, 30)
 
 
+def test_a_tiff_that_points_nowhere_is_refused() -> None:
+    strip_offsets, long = 0x0111, 4
+    file = bytearray(saved(PICTURE, "TIFF"))
+    at = file.index(struct.pack("<HH", strip_offsets, long))
+    file[at + 2 : at + 4] = struct.pack("<H", RATIONAL)
+
+    with pytest.raises(InvalidImage, match="the TIFF image cannot be decoded: "):
+        decode(bytes(file))
+
+
 def turned_exif() -> Image.Exif:
     """A block with an orientation to read, and a text and a number to misread."""
     exif = Image.Exif()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from python_backend.stream import Chunk, DecodeJob
+from python_backend.stream import Chunk, DecodeJob, Reply
 from tests.unit.serving.conftest import StartRelay, settle
 from tests.unit.serving.fakes import PATIENCE_S, FakeClient, Gate, World, chunk
 
@@ -116,6 +116,36 @@ def test_before_its_deadline_a_request_goes_on(world: World) -> None:
     gate.open()
     other_gate.open()
     assert client.wait() == ["'one' None", "' two' stop"]
+
+
+class SlowClient(FakeClient):
+    """A client whose last reply takes its time."""
+
+    def __init__(self, gate: Gate) -> None:
+        super().__init__("slow")
+        self._gate = gate
+
+    def reply(self, reply: Reply, is_last: bool) -> None:
+        if is_last:
+            self._gate.pass_through()
+        super().reply(reply, is_last)
+
+
+def test_a_deadline_that_passes_during_the_last_reply_is_too_late(start_relay: StartRelay) -> None:
+    world = start_relay(max_in_flight=1)
+    gate = Gate()
+    slow = world.ask("slow", deadline_s=1.0, client=SlowClient(gate))
+    gate.wait_reached()
+    waiting = world.ask("waiting", deadline_s=1.0)
+
+    world.clock.advance(1.0)
+    waiting.wait()  # the watch has begun its look, and comes to the slow one next
+    gate.open()
+
+    slow.wait()
+    settle()
+    world.relay.close()  # waits for the watch
+    assert slow.log == ["'one' None", "' two' None", "'' stop"]
 
 
 def test_a_silent_decoder_ends_the_request(start_relay: StartRelay) -> None:
