@@ -120,7 +120,7 @@ class RelayClient:
         # after its final response, and does not wait for us when it shuts down.
         message = message_from(request, self._model)
         timeout_s = None if request.deadline_s is None else request.deadline_s + self._deadline_grace_s
-        return self._stub.ModelStreamInfer(iter([message]), timeout=timeout_s)
+        return self._stub.ModelStreamInfer(iter([message]), timeout=timeout_s, metadata=request.metadata)
 
 
 class AnswerStream:

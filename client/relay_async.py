@@ -122,7 +122,7 @@ class AsyncRelayClient:
     def _call(self, request: Request) -> grpc.aio.StreamStreamCall:
         message = message_from(request, self._model)
         timeout_s = None if request.deadline_s is None else request.deadline_s + self._deadline_grace_s
-        return self._stub().ModelStreamInfer(iter([message]), timeout=timeout_s)
+        return self._stub().ModelStreamInfer(iter([message]), timeout=timeout_s, metadata=request.metadata)
 
 
 class AsyncAnswerStream:

@@ -44,7 +44,7 @@ class Options(Sampling, total=False):
     `raw`: the question is the whole prompt, word for word; else the server wraps it in the model's chat
     template. `priority`: smaller is more urgent, -100 to 100. `deadline_s`: the request ends with `DeadlineExceeded`
     this long after it was sent. `return_decision`: the answer says where it was placed. `request_id`: names
-    the request in the server's log.
+    the request in the server's log. `traceparent`: the W3C trace context that the request belongs to.
     """
 
     raw: bool
@@ -52,6 +52,7 @@ class Options(Sampling, total=False):
     deadline_s: float | None
     return_decision: bool
     request_id: str
+    traceparent: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,12 @@ class Request:
     deadline_s: float | None
     return_decision: bool
     request_id: str
+    traceparent: str = ""
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What travels beside the message, as gRPC metadata."""
+        return (("traceparent", self.traceparent),) if self.traceparent else ()
 
     def with_deadline(self, deadline_s: float) -> Request:
         """The same request with what is left of its deadline."""
@@ -107,6 +114,7 @@ def request_from(
         deadline_s=deadline_s,
         return_decision=bool(options.get("return_decision", False)),
         request_id=options.get("request_id", ""),
+        traceparent=options.get("traceparent", ""),
     )
 
 

@@ -22,6 +22,23 @@ def _serve(arguments: argparse.Namespace) -> int:
     return serve(plan_of(arguments.profile, arguments.checkpoint), ports, os.environ, _say)
 
 
+def _up(arguments: argparse.Namespace) -> int:
+    from client.gateway.__main__ import settings_from
+    from launcher.serve import plan_of
+    from launcher.up import up
+
+    logging.getLogger("client.gateway").setLevel(logging.INFO)  # one line per request
+    ports = (arguments.host, arguments.http_port, arguments.grpc_port, arguments.metrics_port)
+    return up(
+        plan_of(arguments.profile, arguments.checkpoint),
+        ports,
+        (arguments.host, arguments.port),
+        lambda url, metrics_url: settings_from(arguments, url, metrics_url, os.environ),
+        os.environ,
+        _say,
+    )
+
+
 def _build(arguments: argparse.Namespace) -> int:
     from launcher.serve import build, plan_of
 
@@ -44,8 +61,15 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", help="a Hugging Face LLaVA folder, instead of the profile's")
 
 
+def _add_server_ports(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--http-port", type=_port, default=8000, help="0 is any free one (%(default)s)")
+    parser.add_argument("--grpc-port", type=_port, default=8001, help="0 is any free one (%(default)s)")
+    parser.add_argument("--metrics-port", type=_port, default=8002, help="0 is any free one (%(default)s)")
+
+
 def _parser() -> argparse.ArgumentParser:
     import client.__main__ as ask
+    import client.gateway.__main__ as gateway
     import scheduler.__main__ as render
 
     parser = argparse.ArgumentParser(prog="vlm-relay", description="Serve vision-language models on Triton.")
@@ -55,10 +79,18 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("serve", help="start the server and serve until Ctrl-C")
     _add_plan_options(command)
     command.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    command.add_argument("--http-port", type=_port, default=8000, help="0 is any free one (%(default)s)")
-    command.add_argument("--grpc-port", type=_port, default=8001, help="0 is any free one (%(default)s)")
-    command.add_argument("--metrics-port", type=_port, default=8002, help="0 is any free one (%(default)s)")
+    _add_server_ports(command)
     command.set_defaults(run=_serve)
+
+    command = commands.add_parser("up", help="start the server and the gateway together")
+    _add_plan_options(command)
+    _add_server_ports(command)
+    gateway.configure_listening(command)
+    command.set_defaults(run=_up)
+
+    command = commands.add_parser("gateway", help="OpenAI's HTTP interface for a running server")
+    gateway.configure(command)
+    command.set_defaults(run=gateway.run)
 
     command = commands.add_parser("ask", help="ask a running server about images")
     ask.configure(command)

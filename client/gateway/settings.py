@@ -1,0 +1,45 @@
+"""What an operator can set, with the defaults and their reasons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from client.channel import DEFAULT_ADDRESS, address_from
+from client.errors import InvalidRequest
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The gateway's settings.
+
+    Raises:
+        InvalidRequest: a value out of range; the message names it.
+    """
+
+    url: str = DEFAULT_ADDRESS  # the server's gRPC port
+    model: str = "llava"  # Triton's name of the model, and the name that clients ask for
+    api_keys: frozenset[str] = field(default=frozenset(), repr=False)  # empty: everybody may ask
+    max_body_mib: int = 64  # three images of 20 MiB as base64 need more: lower max_image_mib or raise this
+    max_bodies_mib: int = 1024  # of all requests together, so that memory is bounded
+    body_timeout_s: float = 60.0  # a body that comes slower holds its memory for nothing
+    max_images: int = 8  # the server's own default limit
+    max_image_mib: int = 20  # the server's own default limit
+    max_in_flight: int = 1024  # above the server's 128 served and 512 waiting: it refuses first
+    deadline_s: float = 600.0  # for a request that sets none: nobody waits longer for an HTTP answer
+    health_cache_s: float = 5.0  # a probe asks every few seconds, from several places
+    health_timeout_s: float = 10.0
+    metrics_url: str | None = None  # Triton's metrics, for the live panel
+    gauges_every_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        address_from(self.url)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, int | float) and not value > 0:
+                raise InvalidRequest(f"{each.name} must be above 0, not {value!r}")
+        if any(not key or key != key.strip() for key in self.api_keys):
+            raise InvalidRequest("an API key is empty or has spaces around it")
+        if self.metrics_url is not None and not self.metrics_url.startswith(("http://", "https://")):
+            raise InvalidRequest(f"metrics_url must begin with http:// or https://, not {self.metrics_url!r}")
