@@ -109,6 +109,8 @@ def line(triton: Triton, backends: Path | None) -> list[str]:
         "--grpc-port=2",
         "--metrics-address=127.0.0.1",
         "--metrics-port=3",
+        "--http-restricted-api=model-repository:vlm-relay-key=key",  # clients load and unload nothing
+        "--grpc-restricted-protocol=model-repository:vlm-relay-key=key",
         "--strict-readiness=true",
         "--exit-timeout-secs=15",
         "--disable-auto-complete-config",
