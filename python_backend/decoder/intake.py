@@ -30,9 +30,7 @@ def expand_prompt(
     return expanded, tuple(spans)
 
 
-def check_prompt(
-    request: DecodeRequest, num_prompt_tokens: int, config: DecoderConfig, context_tokens: int
-) -> None:
+def check_prompt(request: DecodeRequest, num_prompt_tokens: int, config: DecoderConfig, context_tokens: int) -> None:
     """Pass a request that the model can compute; `num_prompt_tokens` counts the images' rows.
 
     Raises:

@@ -31,6 +31,7 @@ class EngineOptions:
     num_threads: int | None = None  # None leaves torch's own choice
     context_tokens: int | None = None  # None is all that the model and the cache allow
     prefix_cache: bool = True
+    native: bool = True  # on a CPU, operators compiled at the first start, if there is a compiler
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -32,9 +32,7 @@ class Choice:
     top: tuple[Ranked, ...]
 
 
-def choose_tokens(
-    logits: torch.Tensor, sequences: Rows[Sequence], eos_ids: frozenset[int]
-) -> list[Choice | None]:
+def choose_tokens(logits: torch.Tensor, sequences: Rows[Sequence], eos_ids: frozenset[int]) -> list[Choice | None]:
     """The next token of each sequence from its row of `logits` (r, v), float32; None if not finite.
 
     Each row is chosen from on its own, so that neighbours never change a token. Changes nothing.
@@ -148,9 +146,7 @@ def describe(choice: Choice, tokenizer: Tokenizer) -> TokenLogprob:
         return tokenizer.decode([token_id], skip_special_tokens=False)
 
     chosen = choice.chosen
-    top = tuple(
-        RankedToken(each.token_id, each.logprob, each.rank, text(each.token_id)) for each in choice.top
-    )
+    top = tuple(RankedToken(each.token_id, each.logprob, each.rank, text(each.token_id)) for each in choice.top)
     return TokenLogprob(chosen.token_id, chosen.logprob, chosen.rank, text(chosen.token_id), top)
 
 

@@ -192,9 +192,7 @@ class Sequence:
             cumulative_logprob=self.cumulative_logprob,
         )
 
-    def _advance_text(
-        self, token_id: int, num_generated: int, eos_ids: frozenset[int], context_tokens: int
-    ) -> str:
+    def _advance_text(self, token_id: int, num_generated: int, eos_ids: frozenset[int], context_tokens: int) -> str:
         sampling = self.sampling
         is_end = token_id in sampling.stop_token_ids or (not sampling.ignore_eos and token_id in eos_ids)
         if is_end and num_generated > sampling.min_tokens:

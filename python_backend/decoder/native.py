@@ -1,0 +1,191 @@
+"""The operators of `operators.cpp`, compiled for the processor at hand when they are first needed."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from python_backend.decoder.operators import rotary_tables
+from python_backend.weights import DecoderConfig
+
+logger = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("operators.cpp")
+CACHE = Path.home() / ".cache" / "vlm-relay"
+COMPILERS = ("g++", "clang++", "c++")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
+LANES = 16  # channels of a head come in groups of this many
+COMPILE_LIMIT_S = 120
+SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+_INTEGER, _REAL, _ADDRESS = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
+_SIGNATURES: dict[str, list[type[ctypes._SimpleCData[Any]]]] = {
+    "attend_decodes": [*[_ADDRESS] * 5, *[_INTEGER] * 6, _REAL, _ADDRESS],
+    "add_and_norm": [*[_ADDRESS] * 4, *[_INTEGER] * 2, _REAL],
+    "gate": [*[_ADDRESS] * 2, *[_INTEGER] * 2],
+    "rotate_and_store": [*[_ADDRESS] * 5, *[_INTEGER] * 5, *[_ADDRESS] * 3],
+}
+
+
+class NativeOperators:
+    """The operators for contiguous float32 or bfloat16 tensors on the CPU; `Operators` has the shapes."""
+
+    def __init__(self, library: ctypes.CDLL, config: DecoderConfig, num_positions: int, dtype: torch.dtype) -> None:
+        self._config = config
+        self._scale = config.head_width**-0.5
+        self._cosine, self._sine = (table.contiguous() for table in rotary_tables(config, num_positions))
+        functions = []
+        for name, arguments in _SIGNATURES.items():
+            function = library[f"{name}_{SUFFIXES[dtype]}"]
+            function.argtypes, function.restype = arguments, None
+            functions.append(function)
+        self._attend_decodes, self._add_and_norm, self._gate, self._rotate_and_store = functions
+
+    def add_and_norm(self, hidden: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+        """See `Operators`."""
+        _check_contiguous(hidden)
+        if added is not None:
+            _check_contiguous(added)
+        out = torch.empty_like(hidden)
+        self._add_and_norm(
+            hidden.data_ptr(),
+            None if added is None else added.data_ptr(),
+            weight.data_ptr(),
+            out.data_ptr(),
+            *hidden.shape,
+            self._config.norm_epsilon,
+        )
+        return out
+
+    def rotate_and_store(
+        self,
+        heads: torch.Tensor,
+        positions: torch.Tensor,
+        blocks: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `Operators`."""
+        _check_contiguous(heads, positions, blocks, keys, values)
+        config = self._config
+        query = heads.new_empty(len(heads), config.num_heads, config.head_width)
+        self._rotate_and_store(
+            heads.data_ptr(),
+            self._cosine.data_ptr(),
+            self._sine.data_ptr(),
+            positions.data_ptr(),
+            blocks.data_ptr(),
+            len(heads),
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_width,
+            keys.shape[2],
+            query.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+        )
+        return query
+
+    def attend_decodes(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        tables: torch.Tensor,
+        lengths: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `Operators`; reads the blocks where they are."""
+        _check_contiguous(query, keys, values, tables, lengths)
+        config = self._config
+        out = torch.empty_like(query)
+        self._attend_decodes(
+            query.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            tables.data_ptr(),
+            lengths.data_ptr(),
+            len(query),
+            config.num_kv_heads,
+            config.num_heads // config.num_kv_heads,
+            config.head_width,
+            keys.shape[2],
+            tables.shape[1],
+            self._scale,
+            out.data_ptr(),
+        )
+        return out
+
+    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See `Operators`."""
+        _check_contiguous(gate_up)
+        num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty(num_rows, width)
+        self._gate(gate_up.data_ptr(), out.data_ptr(), num_rows, width)
+        return out
+
+
+def can_run(config: DecoderConfig, dtype: torch.dtype) -> bool:
+    """Whether `NativeOperators` computes models of this shape and dtype."""
+    return dtype in SUFFIXES and config.head_width % LANES == 0
+
+
+def _check_contiguous(*tensors: torch.Tensor) -> None:
+    assert all(tensor.is_contiguous() for tensor in tensors), "an operator reads past strides"
+
+
+@cache
+def load_library() -> ctypes.CDLL | None:
+    """The compiled operators; None where they cannot be built, with the reason in the log.
+
+    Compiling takes a second or two, once for each version of the source and each kind of processor.
+    """
+    compiler = next((path for path in map(shutil.which, COMPILERS) if path), None)
+    if compiler is None:
+        logger.warning("no C++ compiler (%s): the decoder runs on torch's operators", ", ".join(COMPILERS))
+        return None
+    path = CACHE / f"operators-{_fingerprint(compiler)}.so"
+    try:
+        if not path.exists():
+            _compile(compiler, path)
+        return ctypes.CDLL(str(path))
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = getattr(error, "stderr", None) or error
+        logger.warning("operators not compiled, the decoder runs on torch's: %s", reason)
+        return None
+
+
+def _compile(compiler: str, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        built = Path(folder) / path.name
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(built)]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_LIMIT_S)
+        os.replace(built, path)  # whole or not at all, whoever else compiles it
+    logger.info("operators compiled to %s", path)
+
+
+def _fingerprint(compiler: str) -> str:
+    """Of all that the compiled code depends on: source, flags, compiler, and the processor's abilities."""
+    digest = hashlib.sha256(SOURCE.read_bytes())
+    digest.update(repr((compiler, FLAGS, platform.machine(), _processor())).encode())
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    wanted = ("model name", "flags", "Features")
+    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))

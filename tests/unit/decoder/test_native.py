@@ -1,0 +1,189 @@
+"""The compiled operators compute what torch's do, and where they cannot be built torch's are used."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from python_backend.decoder import native
+from python_backend.decoder.linear import PlainLinear, make_linear
+from python_backend.decoder.native import NativeOperators, can_run, load_library
+from python_backend.decoder.operators import Operators, TorchOperators
+from python_backend.decoder.options import EngineOptions
+from python_backend.decoder.runner import make_operators
+from python_backend.weights import DecoderConfig, read_config
+
+TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+NUM_BLOCKS, BLOCK_TOKENS, POSITIONS = 12, 8, 64
+
+needs_compiler = pytest.mark.skipif(load_library() is None, reason="no C++ compiler here")
+
+
+@pytest.fixture
+def config(checkpoint: Path) -> DecoderConfig:
+    """Of a model whose layers are never built."""
+    return read_config(checkpoint)
+
+
+def pair(config: DecoderConfig, dtype: torch.dtype) -> tuple[Operators, Operators]:
+    library = load_library()
+    assert library is not None
+    return (
+        NativeOperators(library, config, POSITIONS, dtype),
+        TorchOperators(config, POSITIONS, torch.device("cpu")),
+    )
+
+
+def shaped(config: DecoderConfig, num_heads: int, num_kv_heads: int, head_width: int) -> DecoderConfig:
+    frequencies = tuple(100.0 ** (-index / head_width) for index in range(0, head_width, 2))
+    return replace(
+        config,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_width=head_width,
+        rope_frequencies=frequencies,
+    )
+
+
+def random(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("heads", [(4, 4, 64), (8, 2, 16), (2, 1, 128), (6, 3, 48)])
+@pytest.mark.parametrize("lengths", [[1], [24, 8, 17], [3] * 9])
+def test_decode_attention_equals_torchs(
+    config: DecoderConfig, dtype: torch.dtype, heads: tuple[int, int, int], lengths: list[int]
+) -> None:
+    compiled, plain = pair(shaped(config, *heads), dtype)
+    shape = (NUM_BLOCKS + 1, heads[1], BLOCK_TOKENS, heads[2])
+    keys, values = 2 * random(1, *shape, dtype=dtype), random(2, *shape, dtype=dtype)
+    query = random(3, len(lengths), heads[0], heads[2], dtype=dtype)
+    order = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(4))
+    tables = torch.full((len(lengths), 3), NUM_BLOCKS)
+    for row, length in enumerate(lengths):
+        used = -(-length // BLOCK_TOKENS)
+        tables[row, :used] = order.roll(row)[:used]
+
+    found = compiled.attend_decodes(query, keys, values, tables, torch.tensor(lengths))
+    expected = plain.attend_decodes(query, keys, values, tables, torch.tensor(lengths))
+
+    torch.testing.assert_close(found, expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("has_added", [False, True])
+def test_add_and_norm_equals_torchs(config: DecoderConfig, dtype: torch.dtype, has_added: bool) -> None:
+    compiled, plain = pair(config, dtype)
+    hidden, weight = random(1, 5, 70, dtype=dtype), random(2, 70, dtype=dtype)
+    added = random(3, 5, 70, dtype=dtype) if has_added else None
+    other = hidden.clone()
+
+    found = compiled.add_and_norm(hidden, added, weight)
+    expected = plain.add_and_norm(other, added, weight)
+
+    torch.testing.assert_close(found, expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    assert torch.equal(hidden, other)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_gate_equals_torchs(config: DecoderConfig, dtype: torch.dtype) -> None:
+    compiled, plain = pair(config, dtype)
+    both = torch.cat([torch.linspace(-120, 120, 150).repeat(3, 1), random(1, 3, 150)], dim=1).to(dtype)
+
+    torch.testing.assert_close(compiled.gate(both), plain.gate(both), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("heads", [(4, 4, 64), (8, 2, 16)])
+def test_rotation_and_storing_equal_torchs(
+    config: DecoderConfig, dtype: torch.dtype, heads: tuple[int, int, int]
+) -> None:
+    compiled, plain = pair(shaped(config, *heads), dtype)
+    rows = random(1, 5, (heads[0] + 2 * heads[1]) * heads[2], dtype=dtype)
+    positions, blocks = torch.tensor([0, 7, 8, 9, 63]), torch.tensor([3, 3, 0, 0, 11])
+    caches = torch.zeros(2, 2, NUM_BLOCKS, heads[1], BLOCK_TOKENS, heads[2], dtype=dtype)
+
+    found = compiled.rotate_and_store(rows, positions, blocks, *caches[0])
+    expected = plain.rotate_and_store(rows, positions, blocks, *caches[1])
+
+    torch.testing.assert_close(found, expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    torch.testing.assert_close(*caches, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    assert caches[0].count_nonzero() > 0
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_what_is_not_finite_stays_so_and_in_its_row(config: DecoderConfig, dtype: torch.dtype) -> None:
+    config = shaped(config, 2, 2, 16)
+    compiled, _ = pair(config, dtype)
+    shape = (4, 2, BLOCK_TOKENS, 16)
+    keys, values = random(1, *shape, dtype=dtype), random(2, *shape, dtype=dtype)
+    keys[1, 0, 2, 5] = math.nan
+    tables, lengths = torch.tensor([[0, 2], [1, 3]]), torch.tensor([12, 12])
+
+    attended = compiled.attend_decodes(random(3, 2, 2, 16, dtype=dtype), keys, values, tables, lengths)
+    normed = compiled.add_and_norm(
+        torch.tensor([[1.0, 2.0], [math.nan, 1.0]], dtype=dtype), None, torch.ones(2, dtype=dtype)
+    )
+    gated = compiled.gate(torch.tensor([[1.0, 1.0], [math.nan, 1.0]], dtype=dtype))
+
+    assert attended.isfinite().all(dim=2).tolist() == [[True, True], [False, True]]
+    assert normed.isfinite().all(dim=1).tolist() == [True, False]
+    assert gated.isfinite().flatten().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("num_rows", [4, 33])
+def test_packed_products_equal_plain_ones(dtype: torch.dtype, num_rows: int) -> None:
+    weight, bias = random(1, 24, 40, dtype=dtype), random(2, 24, dtype=dtype)
+    inputs = random(3, num_rows, 40, dtype=dtype)
+
+    found, expected = make_linear(weight, bias)(inputs), PlainLinear(weight, bias)(inputs)
+
+    torch.testing.assert_close(found, expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+def test_shapes_and_dtypes_that_are_not_compiled_run_on_torch(config: DecoderConfig) -> None:
+    assert not can_run(shaped(config, 4, 4, 24), torch.float32)
+    assert not can_run(config, torch.float16)
+    assert isinstance(make_operators(config, POSITIONS, EngineOptions(native=False)), TorchOperators)
+
+
+@pytest.mark.parametrize("compilers", [("no-such-compiler",), ("false",)])
+def test_without_a_working_compiler_torchs_operators_are_used(
+    config: DecoderConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compilers: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(native, "COMPILERS", compilers)
+    monkeypatch.setattr(native, "CACHE", tmp_path)
+    load_library.cache_clear()
+    try:
+        assert isinstance(make_operators(config, POSITIONS, EngineOptions()), TorchOperators)
+        assert not list(tmp_path.glob("*.so"))
+    finally:
+        load_library.cache_clear()
+
+
+@needs_compiler
+def test_operators_are_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "CACHE", tmp_path / "cache")
+    load_library.cache_clear()
+    try:
+        load_library()
+        (built,) = (tmp_path / "cache").iterdir()
+        written_ns = built.stat().st_mtime_ns
+        load_library.cache_clear()
+        load_library()
+        assert [path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()] == [written_ns]
+        assert os.stat(tmp_path / "cache").st_mode & 0o077 == 0
+    finally:
+        load_library.cache_clear()
