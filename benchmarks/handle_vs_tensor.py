@@ -20,6 +20,7 @@ from benchmarks.workload import EMBEDDING_BYTES, NUM_SLOTS, SHAPE, WAYS, WHOLE
 
 MODELS = Path(__file__).parent / "models"
 RESULTS = Path(__file__).parent / "results"
+MEASURED = ("benchmarks/*.py", "benchmarks/models", "python_backend/transport")
 WARM_UP_CHAINS = 50
 GROWTH_CHAINS = 50
 WHOLE_CHAINS = 10  # verified to the last byte
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures, prints, writes; 1 when passing a handle is not at least three times as fast."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = _parse(argv)
-    facts = provenance("benchmarks.handle_vs_tensor", argv)
+    facts = provenance("benchmarks.handle_vs_tensor", argv, MEASURED)
     for path in (arguments.log, arguments.out):
         path.parent.mkdir(parents=True, exist_ok=True)
     report = measure(arguments.chains, arguments.rounds, arguments.log)

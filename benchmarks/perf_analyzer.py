@@ -22,6 +22,7 @@ from benchmarks.provenance import provenance
 BUILD = Path("build") / "perf_analyzer"
 # More than the encoder's store holds: taken in turn, each has been evicted when its turn comes again.
 NUM_DISTINCT = 96
+MEASURED = ("python_backend", "launcher", "scheduler", "model_repository")
 STABILITY_PERCENT = 999  # any: one window of requests is the measurement, not a search for stable ones
 TIMEOUT_S = 300.0  # it waits for ever when the server dies under it
 
@@ -93,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         input_path = BUILD / "distinct_pictures.json"
         pictures = distinct(PICTURE.read_bytes(), NUM_DISTINCT)
         write_inputs(input_path, [with_picture(QUESTIONS[0], picture) for picture in pictures])
-    facts = provenance("benchmarks.perf_analyzer", argv)
+    facts = provenance("benchmarks.perf_analyzer", argv, MEASURED)
     try:
         analyzer = find_perf_analyzer(os.environ)
         levels = measure(

@@ -16,12 +16,15 @@ from python_backend.checkpoint import PROJECT_ROOT
 DISTRIBUTIONS = ("numpy", "nvidia-pytriton", "tritonclient", "torch", "onnxruntime")
 
 
-def provenance(module: str, arguments: Sequence[str]) -> dict[str, object]:
-    """For JSON; says also how busy the machine was (load average over a minute)."""
+def provenance(module: str, arguments: Sequence[str], measured: Sequence[str]) -> dict[str, object]:
+    """For JSON; says also how busy the machine was (load average over a minute).
+
+    `measured` are the paths whose code is measured, from the project's root.
+    """
     return {
         "command": shlex.join(["python", "-m", module, *arguments]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
+        "commit": commit(measured),
         "machine": {
             "cpu": _cpu_model(),
             "cores": os.cpu_count(),
@@ -33,11 +36,11 @@ def provenance(module: str, arguments: Sequence[str]) -> dict[str, object]:
     }
 
 
-def commit() -> str:
-    """The commit of the work tree, with `+` when the code that is measured has changes; `unknown` without git."""
+def commit(measured: Sequence[str]) -> str:
+    """The commit of the work tree, with `+` when `measured` paths have changes since; `unknown` without git."""
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
-        is_changed = bool(_git("status", "--porcelain", "--", "benchmarks/*.py", "benchmarks/models", "python_backend"))
+        is_changed = bool(_git("status", "--porcelain", "--", *measured))
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head + ("+" if is_changed else "")
