@@ -81,6 +81,7 @@ def running(
         _wait(server, stopping)
         if not stopping.is_set():
             answer_canary(f"{chosen.host}:{chosen.grpc}")
+            server.keep_alive()
             is_serving = True
             say(
                 f"ready after {time.monotonic() - began:.1f} s: gRPC {chosen.host}:{chosen.grpc}, "

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+from launcher.restart import Restarter
 from launcher.triton import Ports, Triton, build_backend_folder, command, environment
 from python_backend.checkpoint import PROJECT_ROOT
 from python_backend.transport.janitor import remove_orphans
@@ -30,7 +31,7 @@ from scheduler.render import write
 logger = logging.getLogger(__name__)
 
 SHARED_MEMORY = Path("/dev/shm")
-EXIT_TIMEOUT_S = 15
+EXIT_TIMEOUT_S = 10  # after draining nothing should be left but what hangs in processes that died
 POLL_S = 0.1
 _GAUGES = re.compile(rb"^vlm_relay_(?:in_flight|waiting)_requests\{[^}]*\} (\S+)$", re.MULTILINE)
 
@@ -79,11 +80,13 @@ class Server:
         self._log = log
         self._tail: deque[str] = deque(maxlen=200)
         self.region = f"vlm_relay_triton_{os.getpid()}_{self.folder.name[-8:]}"
+        self._control_key = secrets.token_hex(16)
+        self._restarter: Restarter | None = None
         repository = self.folder / "models"
-        write(plan, PROJECT_ROOT / "model_repository", repository)
+        self._models = write(plan, PROJECT_ROOT / "model_repository", repository)
         backends = build_backend_folder(triton, self.folder / "backends")
         self._process = subprocess.Popen(
-            command(triton, repository, backends, ports, self.region, EXIT_TIMEOUT_S, secrets.token_hex(16)),
+            command(triton, repository, backends, ports, self.region, EXIT_TIMEOUT_S, self._control_key),
             env=environment(triton, variables),
             cwd=PROJECT_ROOT,
             stdin=subprocess.DEVNULL,
@@ -127,6 +130,10 @@ class Server:
                 raise TimeoutError(f"tritonserver was not ready after {timeout_s:g} s")
             time.sleep(POLL_S)
 
+    def keep_alive(self) -> None:
+        """Restarts models whose process dies, from now until the server stops."""
+        self._restarter = Restarter(self.pid, self.ports, self._control_key, self._models)
+
     def num_in_flight(self) -> int | None:
         """Requests being served or waiting, as the metrics say; None when they do not answer."""
         text = self._get(self.ports.metrics, "/metrics")
@@ -146,6 +153,8 @@ class Server:
 
     def stop(self) -> None:
         """Ends the server and removes what it left: its folder, its shared memory."""
+        if self._restarter is not None:
+            self._restarter.close()
         if self.is_running():
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -156,6 +165,8 @@ class Server:
 
     def kill(self) -> None:
         """Ends the server at once, with its stubs, and removes what it left."""
+        if self._restarter is not None:
+            self._restarter.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

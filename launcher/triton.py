@@ -90,7 +90,13 @@ def environment(triton: Triton, base: Mapping[str, str]) -> dict[str, str]:
 
 
 def command(
-    triton: Triton, repository: Path, backends: Path | None, ports: Ports, region: str, exit_timeout_s: int, control_key: str
+    triton: Triton,
+    repository: Path,
+    backends: Path | None,
+    ports: Ports,
+    region: str,
+    exit_timeout_s: int,
+    control_key: str,
 ) -> list[str]:
     """The command line of the server. `region` begins the names of the backend's shared memory."""
     flags = {

@@ -14,14 +14,15 @@ from python_backend.generate import GenerateRequest, RequestLimits, parse_genera
 from python_backend.images import ImageLimits
 from python_backend.models.adapter import failure, open_site, parameters, tensors, text_tensor
 from python_backend.models.metrics import TritonMeter
-from python_backend.models.stages import BlsStages, now_s, restart
+from python_backend.models.stages import BlsStages, now_s
 from python_backend.prompt import PromptBuilder
-from python_backend.pulse import is_beating, pulse_path
+from python_backend.pulse import Pulse, is_beating, pulse_path
 from python_backend.relay import Relay
 from python_backend.stream import Reply
-from python_backend.supervisor import Supervisor
+from python_backend.supervisor import PulseWatch
 from scheduler.plan import DRAIN_FILE
 from scheduler.profile import LimitsTable
+from scheduler.routing import Router
 
 logger = logging.getLogger(__name__)
 
@@ -41,17 +42,16 @@ class TritonPythonModel:
         self._relay = Relay(
             stages=BlsStages(site),
             prompts=PromptBuilder(site.facts),
-            encoders=tuple(replica.name for replica in plan.encoders),
-            decoders=tuple(replica.name for replica in plan.decoders),
+            router=Router(plan),
             limits=plan.limits,
             meter=self._meter,
             clock=now_s,
             is_draining=drain_file.exists,
         )
-        self._supervisor = Supervisor(
+        self._pulse = Pulse(pulse_path(site.boot.id, site.model))
+        self._pulse_watch = PulseWatch(
             replicas=[replica.name for replica in (*plan.encoders, *plan.decoders)],
             is_alive=lambda name: is_beating(pulse_path(site.boot.id, name), now_s()),
-            restart=restart,
             on_death=self._relay.replica_died,
             on_return=self._relay.replica_returned,
         )
@@ -77,7 +77,8 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Ends what is left."""
-        self._supervisor.close()
+        self._pulse_watch.close()
+        self._pulse.close()
         self._relay.close()
         self._meter.close()
         logger.info("closed")

@@ -91,22 +91,6 @@ class BlsStages:
             return
 
 
-def restart(model: str) -> None:
-    """Unloads and loads a model whose process died; returns when it is loaded.
-
-    Triton must run in explicit model control mode. Requests that hung in the dead process hang on: their
-    clients were answered by the relay.
-
-    Raises:
-        PeerGone: Triton refused, or the model could not be loaded.
-    """
-    try:
-        pb_utils.unload_model(model)
-        pb_utils.load_model(model)
-    except pb_utils.TritonModelException as error:
-        raise PeerGone(f"{model}: {error}") from error
-
-
 def now_s() -> float:
     """The clock that deadlines are on: the machine's monotonic one, the same in every process."""
     return time.monotonic()

@@ -8,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-from python_backend.errors import PeerGone
+from launcher.restart import RestartFailed, retry
 from python_backend.pulse import STALE_S, Pulse, is_beating, pulse_path
-from python_backend.supervisor import Supervisor
+from python_backend.supervisor import PulseWatch
 
 
 def wait_until(condition: object, timeout_s: float = 10.0) -> bool:
@@ -23,69 +23,67 @@ def wait_until(condition: object, timeout_s: float = 10.0) -> bool:
 
 
 class Stages:
-    """Replicas that a test kills; `events` has what the supervisor did."""
+    """Replicas that a test kills and brings back; `events` has what the watch told."""
 
-    def __init__(self, *alive: str, failures: int = 0) -> None:
+    def __init__(self, *alive: str) -> None:
         self.alive = set(alive)
-        self.failures = failures
         self.events: list[str] = []
 
-    def restart(self, name: str) -> None:
-        self.events.append(f"restart {name}")
-        if self.failures:
-            self.failures -= 1
-            raise PeerGone("not yet")
-        self.alive.add(name)
-
-    def start(self, *names: str) -> Supervisor:
-        return Supervisor(
+    def watch(self, *names: str) -> PulseWatch:
+        return PulseWatch(
             names,
             is_alive=lambda name: name in self.alive,
-            restart=self.restart,
             on_death=lambda name: self.events.append(f"death {name}"),
             on_return=lambda name: self.events.append(f"return {name}"),
             look_s=0.005,
-            first_pause_s=0.01,
         )
 
 
-def test_a_replica_that_dies_is_restarted_and_one_that_lives_is_not() -> None:
+def test_deaths_and_returns_are_told_once_each_and_of_the_right_one() -> None:
     stages = Stages("a", "b")
-    supervisor = stages.start("a", "b")
+    watch = stages.watch("a", "b")
     time.sleep(0.05)
-    stages.alive.discard("b")
-    assert wait_until(lambda: len(stages.events) == 3)
-    supervisor.close()
-    assert stages.events == ["death b", "restart b", "return b"]
-
-
-def test_a_restart_that_fails_is_tried_again() -> None:
-    stages = Stages("a", failures=2)
-    supervisor = stages.start("a")
+    for _ in range(2):
+        stages.events.clear()
+        stages.alive.discard("b")
+        assert wait_until(lambda: stages.events == ["death b"])
+        stages.alive.add("b")
+        assert wait_until(lambda: stages.events == ["death b", "return b"])
     time.sleep(0.05)
-    stages.alive.clear()
-    assert wait_until(lambda: "return a" in stages.events)
-    supervisor.close()
-    assert stages.events == ["death a", "restart a", "restart a", "restart a", "return a"]
+    watch.close()
+    assert stages.events == ["death b", "return b"]
 
 
-def test_a_replica_that_is_still_loading_is_not_restarted() -> None:
+def test_a_replica_that_is_still_loading_has_not_died_and_does_not_return() -> None:
     stages = Stages()
-    supervisor = stages.start("a")
-    time.sleep(0.1)
-    supervisor.close()
+    watch = stages.watch("a")
+    time.sleep(0.05)
+    stages.alive.add("a")
+    time.sleep(0.05)
+    watch.close()
     assert stages.events == []
 
 
-def test_it_dies_twice_and_is_brought_back_twice() -> None:
-    stages = Stages("a")
-    supervisor = stages.start("a")
-    for _ in range(2):
-        time.sleep(0.05)
-        stages.alive.clear()
-        stages.events.clear()
-        assert wait_until(lambda: stages.events == ["death a", "restart a", "return a"])
-    supervisor.close()
+def test_a_restart_that_fails_is_tried_again_after_longer_and_longer_pauses() -> None:
+    pauses: list[float] = []
+    failures = [RestartFailed("no"), RestartFailed("still no")]
+
+    def act() -> None:
+        if failures:
+            raise failures.pop()
+
+    retry(act, is_over=lambda: False, pause=lambda pause_s: bool(pauses.append(pause_s)), what="a")
+    assert pauses == [1.0, 2.0]
+
+
+def test_a_restart_is_given_up_when_the_server_stops() -> None:
+    pauses: list[float] = []
+
+    def act() -> None:
+        raise RestartFailed("no")
+
+    retry(act, is_over=lambda: False, pause=lambda pause_s: pauses.append(pause_s) is None, what="a")
+    assert pauses == [1.0]
 
 
 def test_a_killed_process_has_no_pulse_at_once(tmp_path: Path) -> None:
