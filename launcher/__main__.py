@@ -39,6 +39,14 @@ def _up(arguments: argparse.Namespace) -> int:
     )
 
 
+def _batch(arguments: argparse.Namespace) -> int:
+    from client.batch import run
+
+    tally = run(arguments)
+    _say(str(tally))
+    return FAILED if tally.num_failed or tally.num_left else 0
+
+
 def _build(arguments: argparse.Namespace) -> int:
     from launcher.serve import build, plan_of
 
@@ -69,8 +77,10 @@ def _add_server_ports(parser: argparse.ArgumentParser) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     import client.__main__ as ask
+    import client.batch as batch
     import client.gateway.__main__ as gateway
     import scheduler.__main__ as render
+    import scheduler.topology.command as topology
 
     parser = argparse.ArgumentParser(prog="vlm-relay", description="Serve vision-language models on Triton.")
     parser.set_defaults(run=None)
@@ -96,6 +106,10 @@ def _parser() -> argparse.ArgumentParser:
     ask.configure(command)
     command.set_defaults(run=ask.run)
 
+    command = commands.add_parser("batch", help="answer a file of questions; run again, it does what is left")
+    batch.configure(command)
+    command.set_defaults(run=_batch)
+
     command = commands.add_parser("build", help="export the vision encoder ahead of time")
     _add_plan_options(command)
     command.add_argument("--force", action="store_true", help="export also when a current one is there")
@@ -104,6 +118,10 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("render", help="write a profile's placement into a model repository")
     render.configure(command)
     command.set_defaults(run=render.run)
+
+    command = commands.add_parser("topology", help="show what links this machine's GPUs, or those of a text")
+    topology.configure(command)
+    command.set_defaults(run=topology.run)
 
     command = commands.add_parser("demo", help="start, ask about the shipped picture, stop")
     _add_plan_options(command)
