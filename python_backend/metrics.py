@@ -32,7 +32,7 @@ METRICS = {
         Metric("vlm_relay_requests_total", "counter", "Requests ended, by outcome (ok or the error's code)"),
         Metric("vlm_relay_in_flight_requests", "gauge", "Requests being served"),
         Metric("vlm_relay_waiting_requests", "gauge", "Requests admitted and waiting for a place"),
-        Metric("vlm_relay_decisions_total", "counter", "Placements, by mode, encoder and decoder"),
+        Metric("vlm_relay_decisions_total", "counter", "Placements, by mode and kind of reason"),
         Metric("vlm_relay_deaths_total", "counter", "Stage processes that died, by replica"),
         Metric("vlm_relay_recoveries_total", "counter", "Stage processes restarted, by replica"),
         Metric("vlm_relay_retries_total", "counter", "Requests tried again because a stage died"),

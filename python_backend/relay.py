@@ -34,8 +34,10 @@ from python_backend.metrics import Meter
 from python_backend.prompt import Prompt, PromptBuilder
 from python_backend.stream import Attempt, Chunk, Client, DecodeJob, Gathered, Reply, Stages, Stream
 from scheduler.admission import WaitingRoom
+from scheduler.decision import Decision, StagesFull
+from scheduler.loads import RequestShape
 from scheduler.profile import LimitsTable
-from scheduler.routing import Decision, Load, decide
+from scheduler.routing import Router
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +57,7 @@ class Relay:
         self,
         stages: Stages,
         prompts: PromptBuilder,
-        encoders: tuple[str, ...],
-        decoders: tuple[str, ...],
+        router: Router,
         limits: LimitsTable,
         meter: Meter,
         clock: Callable[[], float],
@@ -73,8 +74,8 @@ class Relay:
         self._lock = threading.Lock()  # guards the room, the streams in flight, the loads and who is down
         self._room: WaitingRoom[Stream] = WaitingRoom(limits.max_waiting + 1, limits.ageing_s)
         self._serving: set[Stream] = set()
-        self._images = dict.fromkeys(encoders, 0)
-        self._tokens = dict.fromkeys(decoders, 0)
+        self._router = router
+        self._loads = router.idle()
         self._down: set[str] = set()
         self._fan_out = ThreadPoolExecutor(max_workers=64, thread_name_prefix="encode")
         self._serials = itertools.count(1)
@@ -122,6 +123,7 @@ class Relay:
         """Gives no new work to a replica, and tries what waits for it elsewhere. Returns at once."""
         with self._lock:
             self._down.add(name)
+            self._set_available(name, False)
             waiting = [(stream, stream.attempt) for stream in self._serving if name in stream.attempt.waits_on]
         self._meter.add("vlm_relay_deaths_total", labels={"replica": name})
         for stream, attempt in waiting:
@@ -131,7 +133,14 @@ class Relay:
         """Gives work to a replica again."""
         with self._lock:
             self._down.discard(name)
+            self._set_available(name, True)
         self._meter.add("vlm_relay_recoveries_total", labels={"replica": name})
+
+    def _set_available(self, name: str, is_available: bool) -> None:
+        """Tells the decisions. The caller holds the lock."""
+        for loads in (self._loads.encoders, self._loads.decoders):
+            if name in loads:
+                loads[name].is_available = is_available
 
     def close(self) -> None:
         """Ends every request that is left, and the watch."""
@@ -202,42 +211,59 @@ class Relay:
 
     def _decide(self, stream: Stream, attempt: Attempt, prompt: Prompt) -> Decision:
         request = stream.request
+        shape = RequestShape(len(request.images), prompt.num_tokens, request.sampling.max_tokens)
         with self._lock:
             try:
-                decision = decide(
-                    len(request.images),
-                    {name: Load(images) for name, images in self._images.items() if name not in self._down},
-                    {name: Load(tokens) for name, tokens in self._tokens.items() if name not in self._down},
-                )
+                decision = self._router.decide(shape, self._loads)
             except LookupError as error:
                 raise Overloaded(f"{error} just now: it died and is being restarted", 5.0) from error
-            attempt.num_tokens = prompt.num_tokens + request.sampling.max_tokens
+            except StagesFull as error:
+                raise Overloaded(str(error), error.retry_after_s) from error
+            attempt.num_tokens = shape.total_tokens
             attempt.decision = decision
-            self._tokens[decision.decoder] += attempt.num_tokens
-            if decision.encoder is not None:
-                self._images[decision.encoder] += len(request.images)
-        labels = {"encoder": decision.encoder or "none", "decoder": decision.decoder, "mode": decision.mode}
+            decoder = self._loads.decoders[decision.decoder]
+            decoder.running += 1
+            decoder.pending_tokens += attempt.num_tokens
+            for name in decision.encoders:
+                encoder = self._loads.encoders[name]
+                encoder.pending_images += 1
+                encoder.free_slots = (encoder.free_slots or 0) - 1
+        labels = {"mode": decision.mode, "reason": decision.reason_kind}
         self._meter.add("vlm_relay_decisions_total", labels=labels)
         return decision
 
     def _encode(self, stream: Stream, attempt: Attempt, decision: Decision) -> None:
         """Fills `attempt.handles`, in the order of the images."""
         images = stream.request.images
-        encoder = decision.encoder
-        if encoder is None:
+        encoders = decision.encoders
+        if not encoders:
             return
-        self._wait_on(attempt, encoder)
+        self._wait_on(attempt, *encoders)
+        began_s = self._clock()
         if len(images) == 1:
-            handle = self._encode_one(encoder, 0, images[0])  # first: the list is another one if it came late
+            handle = self._encode_one(encoders[0], 0, images[0])  # first: the list is another one if it came late
             attempt.handles.append(handle)
         else:
-            tasks = [self._fan_out.submit(self._encode_one, encoder, *numbered) for numbered in enumerate(images)]
+            numbered = enumerate(zip(encoders, images, strict=True))
+            tasks = [self._fan_out.submit(self._encode_one, name, index, image) for index, (name, image) in numbered]
             wait(tasks)  # every lease is noted, also when another image failed
             errors = [task.exception() for task in tasks]
             attempt.handles += [task.result() for task, error in zip(tasks, errors, strict=True) if error is None]
             for error in filter(None, errors):
                 raise error
         stream.progress_s = self._clock()
+        with self._lock:
+            self._note_encoded(attempt)
+        slow = decision.warning(self._limits.encode_transfer_warn_ms, stream.progress_s - began_s)
+        if slow is not None:
+            logger.warning("%s: %s", stream.id, slow)
+
+    def _note_encoded(self, attempt: Attempt) -> None:
+        """Takes the images of an attempt off the encoders' queues, once. The caller holds the lock."""
+        if attempt.decision is not None and not attempt.is_encoded:
+            attempt.is_encoded = True
+            for name in attempt.decision.encoders:
+                self._loads.encoders[name].pending_images -= 1
 
     def _encode_one(self, encoder: str, index: int, image: bytes) -> bytes:
         try:
@@ -272,12 +298,13 @@ class Relay:
                 return
         raise PeerGone(f"{decision.decoder} ended the stream without finishing the answer; retry")
 
-    def _wait_on(self, attempt: Attempt, replica: str) -> None:
+    def _wait_on(self, attempt: Attempt, *replicas: str) -> None:
         """Notes whom an attempt waits for; fails when that one died since it was chosen."""
         with self._lock:
-            attempt.waits_on = frozenset((replica,))
-            if replica in self._down:
-                raise PeerGone(f"{replica} died; retry")
+            attempt.waits_on = frozenset(replicas)
+            for replica in replicas:
+                if replica in self._down:
+                    raise PeerGone(f"{replica} died; retry")
 
     def _take(self, stream: Stream, attempt: Attempt, prompt: Prompt, chunk: Chunk) -> bool:
         """Keeps what came and replies when something is due; False when the request is out of our hands."""
@@ -327,9 +354,13 @@ class Relay:
             was_closed, attempt.is_closed = attempt.is_closed, True
             attempt.waits_on = frozenset()
             if attempt.decision is not None and not was_closed:
-                self._tokens[attempt.decision.decoder] -= attempt.num_tokens
-                if attempt.decision.encoder is not None:
-                    self._images[attempt.decision.encoder] -= len(stream.request.images)
+                self._note_encoded(attempt)
+                decoder = self._loads.decoders[attempt.decision.decoder]
+                decoder.running -= 1
+                decoder.pending_tokens -= attempt.num_tokens
+                for name in attempt.decision.encoders:
+                    encoder = self._loads.encoders[name]
+                    encoder.free_slots = (encoder.free_slots or 0) + 1
             handles, attempt.handles = attempt.handles, []
         for handle in handles:
             try:

@@ -12,7 +12,7 @@ from python_backend.errors import RelayError
 from python_backend.generate import GenerateRequest
 from python_backend.prompt import Prompt
 from python_backend.request import SamplingParameters
-from scheduler.routing import Decision
+from scheduler.decision import Decision
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,7 @@ class Attempt:
     decision: Decision | None = None
     num_tokens: int = 0  # charged to the decoder's load
     waits_on: frozenset[str] = frozenset()
+    is_encoded: bool = False
     is_decoding: bool = False
     handles: list[bytes] = field(default_factory=list)
     is_closed: bool = False

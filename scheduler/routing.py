@@ -1,53 +1,193 @@
-"""Which replica serves a request: the least loaded one of each stage."""
+"""Chooses the replicas of each request. The policies are in `finish` (default) and `article`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from math import inf
+
+from scheduler.article import ArticleRule
+from scheduler.cost import Costs
+from scheduler.decision import ARTICLE, TEXT, Decision, Mode, NoReplica, StageChoice, StagesFull
+from scheduler.estimate import RunningEstimate
+from scheduler.finish import Choice, choose
+from scheduler.loads import Load, Loads, RequestShape
+from scheduler.plan import Plan
+from scheduler.pools import Pools, costs_of
+from scheduler.pricing import Assignment, Pricing
+
+STAGES = ("encode", "transfer", "prefill", "decode")
+SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.1, 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """What a replica has before it, in its own unit (images for encoders, tokens for decoders)."""
+class Router:
+    """Decides for one plan. Deterministic; not thread-safe: its owner holds a lock.
 
-    pending: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Where a request was placed, by which weight (lower is better), and why."""
-
-    encoder: str | None  # None: no image, nothing to encode
-    decoder: str
-    encoder_pending_images: int
-    decoder_pending_tokens: int
-    mode: str  # "split": encoder and decoder are processes of their own; "text": no image
-    reason: str
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain values, for JSON."""
-        return asdict(self)
-
-
-def decide(num_images: int, encoders: Mapping[str, Load], decoders: Mapping[str, Load]) -> Decision:
-    """The replicas with the least pending work; the first of equals.
-
-    Raises:
-        LookupError: no replica is able to serve a stage that the request needs.
+    It remembers what was observed of each replica and the last mode of each decoder's device. `policy` None is the
+    plan's own; `costs` None are rooflines.
     """
-    if not decoders:
-        raise LookupError("no decoder is available")
-    decoder = min(decoders, key=lambda name: decoders[name].pending)
-    if num_images == 0:
-        return Decision(None, decoder, 0, decoders[decoder].pending, "text", "no image: the encoder is skipped")
-    if not encoders:
-        raise LookupError("no encoder is available")
-    encoder = min(encoders, key=lambda name: encoders[name].pending)
-    return Decision(
-        encoder,
-        decoder,
-        encoders[encoder].pending,
-        decoders[decoder].pending,
-        "split",
-        "least pending images, least pending tokens",
-    )
+
+    def __init__(self, plan: Plan, costs: Costs | Mapping[str, Costs] | None = None, policy: str | None = None) -> None:
+        self.policy = policy or plan.schedule.policy
+        if self.policy not in ("cost", "article"):
+            raise ValueError(f"policy {self.policy!r}; allowed: 'cost', 'article'")
+        self._plan = plan
+        self._pools = Pools(plan, costs_of(plan, costs))
+        self._article = ArticleRule(plan, self._pools)
+        self._modes: dict[str, Mode] = {}
+        self._estimates: dict[tuple[str, str], RunningEstimate] = {}
+        self._encode_factors = [1.0] * len(plan.encoders)
+        self._prefill_factors = [1.0] * len(plan.decoders)
+        self._decode_factors = [1.0] * len(plan.decoders)
+        self._limit = plan.decode.max_sequences + plan.decode.max_waiting
+
+    def idle(self) -> Loads:
+        """Loads of a server that has nothing to do, for its owner to keep current."""
+        slots = self._plan.encode.slots
+        return Loads(
+            {name: Load(free_slots=slots) for name in self._pools.encoders},
+            {name: Load() for name in self._pools.decoders},
+        )
+
+    def has_room(self, loads: Loads) -> bool:
+        """Whether a decoder can take one more: ask before a request is taken from the waiting room and encoded."""
+        return any(
+            load.is_available and load.running < self._limit
+            for load in (loads.decoders.get(name) for name in self._pools.decoders)
+            if load is not None
+        )
+
+    def decide(self, shape: RequestShape, loads: Loads) -> Decision:
+        """Where a request of that shape goes.
+
+        Raises:
+            NoReplica: a stage that it needs has no available replica.
+            StagesFull: every available decoder holds all it may, or (policy `article`) every encoder.
+        """
+        pricing = self._priced(shape, loads)
+        if self.policy == "article":
+            return self._by_article(shape, pricing)
+        choice = choose(self._pools, pricing, shape.num_images > 0, self._modes, self._plan.schedule.hysteresis)
+        if choice.d < 0:
+            raise self._full(shape, pricing)
+        return self._told(shape, pricing, choice, None)
+
+    def observe(self, stage: str, replica: str, predicted_s: float, observed_s: float) -> None:
+        """Takes note of how long a stage really took; later predictions for that replica follow.
+
+        `replica` is an encoder for stage `encode`, a decoder for `transfer`, `prefill` and `decode`.
+        """
+        names = self._pools.encoders if stage == "encode" else self._pools.decoders
+        if stage not in STAGES or replica not in names:
+            raise ValueError(f"stage {stage!r} of {replica!r}; allowed: {', '.join(STAGES)} of a replica of the plan")
+        estimate = self._estimates.get((stage, replica), RunningEstimate()).updated(predicted_s, observed_s)
+        self._estimates[stage, replica] = estimate
+        index = names.index(replica)
+        if stage == "transfer":
+            self._pools.scale_transfer(index, estimate.factor)
+        else:
+            factors = {"encode": self._encode_factors, "prefill": self._prefill_factors, "decode": self._decode_factors}
+            factors[stage][index] = estimate.factor
+
+    def factor(self, stage: str, replica: str) -> float:
+        """How many times longer than by its cost function a stage of a replica takes, as observed so far."""
+        return self._estimates.get((stage, replica), RunningEstimate()).factor
+
+    # -- prices -------------------------------------------------------------------------------------------
+
+    def _priced(self, shape: RequestShape, loads: Loads) -> Pricing:
+        pricing = Pricing(
+            self._pools,
+            shape,
+            loads,
+            self._encode_factors,
+            self._decode_factors,
+            self._prefill_factors,
+            self._plan.schedule.stall_weight,
+        )
+        what = "device " if self.policy == "article" else ""
+        if not any(pricing.decoder_loads):
+            raise NoReplica(f"no decoder {what}available" if what else "no decoder is available")
+        if shape.num_images and not any(pricing.encoder_loads):
+            raise NoReplica(f"no encoder {what}available" if what else "no encoder is available")
+        pricing.look_at_decoders(self._limit, self._plan.decode.max_sequences)
+        return pricing
+
+    def _full(self, shape: RequestShape, pricing: Pricing) -> StagesFull:
+        """Says how full, and when the first place is predicted to become free."""
+        loads = [(d, load) for d, load in enumerate(pricing.decoder_loads) if load is not None]
+        waits_s = [self._place_s(shape, d, load) for d, load in loads]
+        retry_s = min(LONGEST_RETRY_S, max(SHORTEST_RETRY_S, min(waits_s)))
+        least = min(load.running for _, load in loads)
+        text = f"all {len(loads)} decoders are full: each holds {least} requests or more, {self._limit} allowed"
+        return StagesFull(text, round(retry_s, 1))
+
+    def _place_s(self, shape: RequestShape, d: int, load: Load) -> float:
+        """Until enough sequences of decoder `d` have ended: one in `max_sequences` of an answer's time for each."""
+        cost, batch = self._pools.decode[d], self._plan.decode.max_sequences
+        answer_s = shape.max_tokens * cost.seconds(batch, load.pending_tokens) * self._decode_factors[d]
+        return answer_s * (load.running - self._limit + 1) / batch
+
+    # -- the article's rule -------------------------------------------------------------------------------
+
+    def _by_article(self, shape: RequestShape, pricing: Pricing) -> Decision:
+        encoder = self._article.encoder(pricing.encoder_loads) if shape.num_images else None
+        if shape.num_images and encoder is None:
+            num_full = sum(load is not None for load in pricing.encoder_loads)
+            raise StagesFull(f"no encoder device available: all {num_full} are full", SHORTEST_RETRY_S)
+        able = [
+            load if bound < inf else None for load, bound in zip(pricing.decoder_loads, pricing.bounds, strict=True)
+        ]
+        decoder = self._article.decoder(able, encoder[0] if encoder else None)
+        if decoder is None:
+            raise self._full(shape, pricing)
+        d = decoder[0]
+        if encoder is None:
+            return self._told(shape, pricing, Choice(d, None, "text", TEXT), (0.0, decoder[1]))
+        e, num_images = encoder[0], shape.num_images
+        side_s = pricing.side_s(e, num_images) + pricing.copy_s(e, d, num_images)
+        assignment = Assignment([e] * num_images, {e: num_images}, {e: num_images}, side_s)
+        mode: Mode = "serial" if e in self._pools.own[d] else "split"
+        return self._told(shape, pricing, Choice(d, assignment, mode, ARTICLE), (encoder[1], decoder[1]))
+
+    # -- the decision -------------------------------------------------------------------------------------
+
+    def _told(
+        self, shape: RequestShape, pricing: Pricing, choice: Choice, weights: tuple[float, float] | None
+    ) -> Decision:
+        """The choice with names and predictions. `weights` of encoder and decoder; None: the predicted prices."""
+        pools, d, assignment = self._pools, choice.d, choice.assignment
+        encode_s = transfer_s = stall_s = side_s = 0.0
+        stages: list[StageChoice] = []
+        if assignment is not None:
+            for e in dict.fromkeys(assignment.order):
+                num_new, num_moved = assignment.counts.get(e, 0), assignment.moved.get(e, 0)
+                ready_s, copy_s = pricing.ready_s(e, num_new), pricing.copy_s(e, d, num_moved)
+                stalled_s = pricing.stall_s(e, num_new)
+                weight = ready_s + copy_s + stalled_s if weights is None else weights[0]
+                stages.append(StageChoice("encode", pools.encoders[e], pools.encoder_places[e], weight))
+                stall_s += stalled_s
+                if ready_s + copy_s >= side_s:
+                    encode_s, transfer_s, side_s = ready_s, copy_s, ready_s + copy_s
+        finish_s = pricing.price_s(d, side_s)
+        weight = finish_s if weights is None else weights[1]
+        stages.append(StageChoice("decode", pools.decoders[d], pools.decoder_places[d], weight))
+        load = pricing.decoder_loads[d]
+        return Decision(
+            encoders=tuple(pools.encoders[e] for e in assignment.order) if assignment is not None else (),
+            decoder=pools.decoders[d],
+            mode=choice.mode,
+            policy=self.policy,
+            reason_kind=choice.reason_kind,
+            stages=tuple(stages),
+            encode_s=encode_s,
+            transfer_s=transfer_s,
+            stall_s=stall_s,
+            wait_s=pricing.wait_s[d],
+            prefill_s=pricing.prefill_s[d],
+            finish_s=finish_s,
+            running=load.running if load is not None else 0,
+            alternative=choice.alternative,
+        )
+
+
+__all__ = ["Decision", "Load", "Loads", "NoReplica", "RequestShape", "Router", "StagesFull"]

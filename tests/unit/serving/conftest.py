@@ -12,7 +12,17 @@ import pytest
 
 from python_backend.checkpoint import CheckpointFacts, read_facts
 from python_backend.relay import Relay
-from tests.unit.serving.fakes import PATIENCE_S, CharacterPrompts, Clock, FakeMeter, FakeStages, World, limits
+from scheduler.loads import Loads
+from tests.unit.serving.fakes import (
+    PATIENCE_S,
+    CharacterPrompts,
+    Clock,
+    FakeMeter,
+    FakeStages,
+    World,
+    limits,
+    router,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 REQUEST_THREAD = re.compile(r"\d+\.\d{6}-\d+\.\d+")
@@ -30,8 +40,7 @@ def start_relay() -> Iterator[StartRelay]:
         relay = Relay(
             stages,
             prompts,  # type: ignore[arg-type]
-            encoders,
-            decoders,
+            router(encoders, decoders),
             limits(**values),
             meter,
             clock,
@@ -50,7 +59,7 @@ def start_relay() -> Iterator[StartRelay]:
         }
         assert world.relay.num_in_flight() == 0
         assert world.stages.leases == []
-        assert loads(world) == dict.fromkeys(loads(world), 0)
+        assert loads(world) == router(tuple(loads(world).encoders), tuple(loads(world).decoders)).idle()
 
 
 @pytest.fixture
@@ -67,9 +76,12 @@ def settle() -> None:
             assert not thread.is_alive(), f"{thread.name} still runs"
 
 
-def loads(world: World) -> dict[str, int]:
-    """What the relay thinks that each replica has before it."""
-    return {**world.relay._images, **world.relay._tokens}
+def loads(world: World) -> Loads:
+    """What the relay thinks that each replica has before it; who is down counts as up."""
+    loads = world.relay._loads
+    for load in (*loads.encoders.values(), *loads.decoders.values()):
+        load.is_available = True
+    return loads
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,9 @@ from python_backend.prompt import Prompt
 from python_backend.relay import Relay
 from python_backend.request import SamplingParameters
 from python_backend.stream import Chunk, DecodeJob, Reply
-from scheduler.profile import LimitsTable
+from scheduler.plan import Plan, Replica
+from scheduler.profile import DecodeTable, EncodeTable, LimitsTable
+from scheduler.routing import Router
 
 PATIENCE_S = 10.0  # far longer than anything here takes; only a broken promise waits this long
 
@@ -257,3 +259,17 @@ class World:
 def limits(**values: object) -> LimitsTable:
     """Room for two requests, and for two that wait."""
     return LimitsTable(**{"max_in_flight": 2, "max_waiting": 2, **values})  # type: ignore[arg-type]
+
+
+def router(encoders: tuple[str, ...], decoders: tuple[str, ...]) -> Router:
+    """Decides for replicas of those names: encoders on the one GPU, decoders on another."""
+    plan = Plan(
+        checkpoint="checkpoint",
+        artifacts="build",
+        encoders=tuple(Replica(name=name, device="cuda:0") for name in encoders),
+        decoders=tuple(Replica(name=name, device="cuda:1") for name in decoders),
+        encode=EncodeTable(),
+        decode=DecodeTable(),
+        limits=LimitsTable(),
+    )
+    return Router(plan)

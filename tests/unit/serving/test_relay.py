@@ -18,7 +18,7 @@ from python_backend.errors import (
 from python_backend.generate import Returns
 from python_backend.relay import MAX_ATTEMPTS
 from python_backend.stream import Chunk, DecodeJob
-from scheduler.routing import Decision
+from scheduler.decision import Decision
 from tests.unit.serving.conftest import StartRelay, settle
 from tests.unit.serving.fakes import FakeClient, Gate, World, chunk
 
@@ -201,8 +201,10 @@ def test_the_decision_is_on_the_first_reply_only_and_only_when_asked_for(world: 
     silent = world.ask("hello")
     silent.wait()
 
-    decision = Decision("e", "d", 0, 0, "split", "least pending images, least pending tokens")
-    assert [reply.decision for reply in asked.replies] == [decision, None, None]
+    first, *later = [reply.decision for reply in asked.replies]
+    assert isinstance(first, Decision)
+    assert (first.encoders, first.decoder, first.mode, first.reason_kind) == (("e",), "d", "split", "only")
+    assert later == [None, None]
     assert [reply.decision for reply in silent.replies] == [None, None, None]
 
 
@@ -232,8 +234,41 @@ def test_load_counts_while_a_request_is_served(start_relay: StartRelay) -> None:
         "decode a with [<1>] on d0",
         "decode b with [<2>] on d1",
         "encode 1 on e0",
-        "encode 2 on e1",
+        "encode 2 on e0",  # which had done the first one
     ]
+
+
+def test_an_encoder_counts_as_busy_until_it_has_encoded(start_relay: StartRelay) -> None:
+    world = start_relay(encoders=("e0", "e1"))
+    gate = world.stages.encode_gates[b"1"] = Gate()
+    first = world.ask("a", b"1")
+    gate.wait_reached()
+
+    world.ask("b", b"2").wait()
+    gate.open()
+    first.wait()
+
+    assert sorted(world.stages.log)[2:4] == ["encode 1 on e0", "encode 2 on e1"]
+
+
+def test_several_images_are_encoded_side_by_side(start_relay: StartRelay) -> None:
+    world = start_relay(encoders=("e0", "e1"))
+
+    world.ask("a", b"1", b"2", b"3", b"4").wait()
+
+    assert sorted(world.stages.log)[1:5] == ["encode 1 on e0", "encode 2 on e1", "encode 3 on e0", "encode 4 on e1"]
+    assert world.stages.jobs[0].handles == (b"<1>", b"<2>", b"<3>", b"<4>")
+
+
+def test_a_full_decoder_is_told_with_the_time_to_wait(start_relay: StartRelay) -> None:
+    world = start_relay()
+    world.relay._loads.decoders["d"].running += 288
+
+    told = world.ask("a").wait()
+    world.relay._loads.decoders["d"].running -= 288
+
+    text = "all 1 decoders are full: each holds 288 requests or more, 288 allowed"
+    assert told == [f"[UNAVAILABLE] {text}; retry after 0.1 s"]
 
 
 @pytest.mark.parametrize("where", ["reply", "last"])
@@ -269,7 +304,7 @@ def test_outcomes_are_counted(world: World) -> None:
     settle()
 
     assert world.meter.counters == {
-        "vlm_relay_decisions_total decoder=d encoder=e mode=split": 2.0,
+        "vlm_relay_decisions_total mode=split reason=only": 2.0,
         "vlm_relay_requests_total outcome=ok": 1.0,
         "vlm_relay_requests_total outcome=INVALID_ARGUMENT": 1.0,
     }

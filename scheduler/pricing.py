@@ -1,0 +1,301 @@
+"""The price of every placement of one request, in seconds.
+
+    price(d, counts) = max(max over encoders e in use of side(e, m) + copy(e, d, m), wait(d)) + tail(d)
+    side(e, m)       = waiting for e and encoding m images there, + what the decodes on e's device lose meanwhile
+    copy(e, d, m)    = control hop + transfer over the link between them
+    wait(d)          = until d has a place and room for the context
+    tail(d)          = prefill + decode
+
+Every term grows with the load that it looks at, so more load never makes a replica cheaper. `side` does not depend
+on d, nor `wait` and `tail` on e: `bound(d)` is therefore below every price of d, and most decoders need no look at
+their encoders at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from operator import add
+
+from scheduler.cost import IMAGE_TOKENS
+from scheduler.loads import Load, Loads, RequestShape
+from scheduler.pools import Pools
+
+STORE_FULL_S = 1000.0
+"""Charged for an encoder whose store has no slot left: chosen only when all are full, since it may refuse."""
+
+
+@dataclass(slots=True)
+class Assignment:
+    """Which encoder takes which image, for one decoder; `side_s` is the dearest of them, its copy included."""
+
+    order: list[int]  # per image
+    counts: dict[int, int]  # e -> images to encode there
+    moved: dict[int, int]  # e -> images to copy from there
+    side_s: float
+    is_helped: bool = False  # by a cache
+
+
+class Pricing:
+    """The prices of one request under given loads. `limit` is how many sequences a decoder may hold."""
+
+    def __init__(
+        self,
+        pools: Pools,
+        shape: RequestShape,
+        loads: Loads,
+        encode_factors: Sequence[float],
+        decode_factors: Sequence[float],
+        prefill_factors: Sequence[float],
+        stall_weight: float,
+    ) -> None:
+        self._pools = pools
+        self._shape = shape
+        self._units = shape.image_units
+        self._encode_factors = encode_factors
+        self._decode_factors = decode_factors
+        self._prefill_factors = prefill_factors
+        self._stall_weight = stall_weight
+        self.decoder_loads = _available(pools.decoders, loads.decoders)
+        self.encoder_loads: list[Load | None] = []
+        self.first_s: list[float] = []  # e -> side(e, 1)
+        self.wait_s: list[float] = []
+        self.prefill_s: list[float] = []
+        self.generate_s: list[float] = []
+        self.bounds: list[float] = []
+        self._least_side_s = 0.0
+        if shape.num_images:
+            self.encoder_loads = _available(pools.encoders, loads.encoders)
+            self._look_at_encoders()
+            self._least_side_s = self._find_least_side()
+
+    # -- encoders -----------------------------------------------------------------------------------------
+
+    def _look_at_encoders(self) -> None:
+        """Fills `side_s(e, 1)` for all e: the same formula without its calls."""
+        units, first = self._units, self.first_s
+        own_batches = {max_batch: -(-units // max_batch) for _, _, max_batch in self._pools.encode_rates}
+        for load, sharing, (batch_s, image_s, max_batch), factor in zip(
+            self.encoder_loads, self._pools.sharing, self._pools.encode_rates, self._encode_factors, strict=True
+        ):
+            if load is None:
+                first.append(inf)
+                continue
+            pending, free = load.pending_tokens, load.free_slots
+            whole = (pending / IMAGE_TOKENS if pending else load.pending_images * units) + units
+            seconds = batch_s * -(-whole // max_batch) + image_s * whole
+            if sharing and (beside := self._running_beside(sharing)):
+                seconds += beside * (batch_s * own_batches[max_batch] + image_s * units)
+            first.append(seconds * factor if free is None or free >= 1 else seconds * factor + STORE_FULL_S)
+
+    def _running_beside(self, decoders: list[int]) -> float:
+        """The sequences that run on an encoder's device, times the price of a second that one of them waits."""
+        loads = [self.decoder_loads[d] for d in decoders]
+        return self._stall_weight * sum([load.running for load in loads if load is not None])
+
+    def side_s(self, e: int, num_images: int) -> float:
+        """side(e, m): infinite for an encoder that is not available."""
+        load = self.encoder_loads[e]
+        if load is None:
+            return inf
+        batch_s, image_s, max_batch = self._pools.encode_rates[e]
+        own = num_images * self._units
+        pending = load.pending_tokens
+        whole = (pending / IMAGE_TOKENS if pending else load.pending_images * self._units) + own
+        seconds = batch_s * -(-whole // max_batch) + image_s * whole
+        sharing = self._pools.sharing[e]
+        if sharing and (beside := self._running_beside(sharing)):
+            seconds += beside * (batch_s * -(-own // max_batch) + image_s * own)
+        seconds *= self._encode_factors[e]
+        return seconds + STORE_FULL_S if load.free_slots is not None and load.free_slots < num_images else seconds
+
+    def ready_s(self, e: int, num_images: int) -> float:
+        """Until encoder `e` has encoded `num_images` of ours: side(e, m) without the price of stalling."""
+        load = self.encoder_loads[e]
+        if load is None:
+            return inf
+        queued = load.pending_tokens / IMAGE_TOKENS if load.pending_tokens else load.pending_images * self._units
+        return self._pools.encode[e].seconds(queued + num_images * self._units) * self._encode_factors[e]
+
+    def stall_s(self, e: int, num_images: int) -> float:
+        """What the decodes on the device of `e` lose while it encodes `num_images` of ours."""
+        sharing = self._pools.sharing[e]
+        if not sharing or num_images == 0:
+            return 0.0
+        seconds = self._pools.encode[e].seconds(num_images * self._units)
+        return seconds * self._running_beside(sharing) * self._encode_factors[e]
+
+    def copy_s(self, e: int, d: int, num_images: int) -> float:
+        """copy(e, d, m): the hop is paid for every encode, also where nothing is copied."""
+        pools = self._pools
+        copied = pools.start_s[d][e] + num_images * self._units * pools.image_s[d][e] if num_images else 0.0
+        return pools.hop_s[d] + copied
+
+    def _find_least_side(self) -> float:
+        """What no assignment to encoders, whichever the decoder, can undercut."""
+        shape = self._shape
+        num_new = shape.num_images
+        if shape.image_keys:
+            known = [load.cached for load in self.encoder_loads if load is not None and load.cached]
+            num_new = sum(not any(key in keys for keys in known) for key in set(shape.image_keys))
+        if num_new == 0:
+            return min((self.side_s(e, 0) for e in range(len(self.encoder_loads))), default=inf)
+        if num_new == 1:
+            return min(self.first_s, default=inf)
+        return self._spread(list(self.first_s), num_new)
+
+    def _spread(self, following: list[float], num_images: int) -> float:
+        """The least that the dearest encoder costs when equal images go, one by one, to the cheapest."""
+        counts: dict[int, int] = {}
+        for _ in range(num_images - 1):
+            e = following.index(min(following))
+            counts[e] = count = counts.get(e, 1) + 1
+            following[e] = self.side_s(e, count)
+        return min(following, default=inf)  # prices that are taken never fall
+
+    # -- decoders -----------------------------------------------------------------------------------------
+
+    def look_at_decoders(self, limit: int, max_sequences: int) -> None:
+        """Fills wait, prefill, generate and bounds, by d; infinite for one that is gone or full."""
+        pools, shape = self._pools, self._shape
+        needed, max_tokens, prompt_tokens = shape.total_tokens, shape.max_tokens, shape.prompt_tokens
+        least_side, has_images = self._least_side_s, shape.num_images > 0
+        least_copy = pools.least_s if self._units == 1.0 else pools.hop_s
+        add_wait, add_prefill = self.wait_s.append, self.prefill_s.append
+        add_generate, add_bound = self.generate_s.append, self.bounds.append
+        for d, load in enumerate(self.decoder_loads):
+            if load is None or (running := load.running) >= limit:
+                self._skip()
+                continue
+            step_s, weight_s, context_s, sequence_s, start_s, token_s, squared_s = pools.decode_rates[d]
+            read_s = weight_s + (load.pending_tokens + needed) * context_s
+            compute_s = (running + 1) * sequence_s
+            generate_s = self._decode_factors[d] * max_tokens * (step_s + (read_s if read_s > compute_s else compute_s))
+            wait_s = 0.0 if running < max_sequences else generate_s * (running - max_sequences + 1) / max_sequences
+            free = load.free_kv_tokens
+            if free is not None and free < needed:
+                wait_s += generate_s * (needed - free) / needed
+            num_tokens, copy_s = prompt_tokens, least_copy[d]
+            if load.cached or load.prefixes:
+                num_tokens, num_cached = self._without_cached(load)
+                copy_s = pools.hop_s[d] if num_cached else copy_s
+            prefill_s = self._prefill_factors[d] * (start_s + (token_s + squared_s * num_tokens) * num_tokens)
+            side_s = least_side + copy_s if has_images else 0.0
+            add_wait(wait_s)
+            add_prefill(prefill_s)
+            add_generate(generate_s)
+            add_bound((side_s if side_s > wait_s else wait_s) + (prefill_s + generate_s))
+
+    def _skip(self) -> None:
+        for each in (self.wait_s, self.prefill_s, self.generate_s, self.bounds):
+            each.append(inf)
+
+    def _without_cached(self, load: Load) -> tuple[int, int]:
+        """Prompt tokens that a decoder must still compute, and how many of the images it has."""
+        shape = self._shape
+        num_cached = sum(key in load.cached for key in shape.image_keys)
+        saved = num_cached * shape.image_tokens
+        if shape.prefix_key is not None and shape.prefix_key in load.prefixes:
+            saved = max(saved, shape.prefix_tokens)
+        return max(1, shape.prompt_tokens - saved), num_cached
+
+    def price_s(self, d: int, side_s: float) -> float:
+        """The whole price on decoder `d` with that encode side (0 without images)."""
+        wait_s = self.wait_s[d]
+        return (side_s if side_s > wait_s else wait_s) + (self.prefill_s[d] + self.generate_s[d])
+
+    # -- assignments --------------------------------------------------------------------------------------
+
+    def assign(self, d: int, only: Sequence[int] | None = None, without: Sequence[int] = ()) -> Assignment:
+        """The images of the request, in order, each to the encoder that is then the cheapest for decoder `d`.
+
+        For equal images the dearest encoder is then as cheap as it can be. `only` and `without` restrict the
+        choice; `side_s` is infinite when no encoder is left.
+        """
+        following = self._following(d)
+        if only is not None:
+            following = [price if e in only else inf for e, price in enumerate(following)]
+        for e in without:
+            following[e] = inf
+        return self._assign_keyed(d, following) if self._shape.image_keys else self._assign_equal(d, following)
+
+    def _assign_equal(self, d: int, following: list[float]) -> Assignment:
+        """`assign` for images of which no cache knows anything."""
+        num_images = self._shape.num_images
+        counts: dict[int, int] = {}
+        order = []
+        price = inf
+        for place in range(num_images):
+            price = min(following, default=inf)
+            if price == inf:
+                return Assignment([0] * num_images, {}, {}, inf)
+            e = following.index(price)
+            order.append(e)
+            counts[e] = count = counts.get(e, 0) + 1
+            if place + 1 < num_images:
+                following[e] = self.side_s(e, count + 1) + self.copy_s(e, d, count + 1)
+        return Assignment(order, counts, counts, price)  # prices that are taken never fall: the last is the dearest
+
+    def _following(self, d: int) -> list[float]:
+        """By e: the price of the first image there."""
+        if self._units == 1.0:
+            return list(map(add, self.first_s, self._pools.one_image_s[d]))
+        return [first + self.copy_s(e, d, 1) for e, first in enumerate(self.first_s)]
+
+    def _assign_keyed(self, d: int, following: list[float]) -> Assignment:
+        shape, decoder = self._shape, self.decoder_loads[d]
+        result = Assignment([], {}, {}, 0.0)
+        had = decoder.cached if decoder is not None else ()
+        placed: dict[bytes, int] = {}
+        for key in shape.image_keys:
+            is_moved = key not in had
+            price = min(following, default=inf)
+            e = following.index(price) if following else 0
+            hit = self._hit(d, key, following, placed, result, is_moved)
+            if not is_moved:  # nothing to copy: cheaper by that much, which may be another encoder
+                price, e = self._cheapest_unmoved(d, following, result)
+            if hit is not None and hit[0] <= price:
+                price, e = hit
+                result.is_helped = True
+            else:
+                result.counts[e] = result.counts.get(e, 0) + 1
+            result.is_helped |= not is_moved
+            result.moved[e] = result.moved.get(e, 0) + is_moved
+            result.order.append(e)
+            result.side_s = max(result.side_s, price)
+            if price == inf:
+                continue
+            placed[key] = e
+            following[e] = self.side_s(e, result.counts.get(e, 0) + 1) + self.copy_s(e, d, result.moved[e] + 1)
+        return result
+
+    def _cheapest_unmoved(self, d: int, following: list[float], result: Assignment) -> tuple[float, int]:
+        prices = [
+            inf
+            if price == inf
+            else self.side_s(e, result.counts.get(e, 0) + 1) + self.copy_s(e, d, result.moved.get(e, 0))
+            for e, price in enumerate(following)
+        ]
+        price = min(prices, default=inf)
+        return price, prices.index(price) if prices else 0
+
+    def _hit(
+        self, d: int, key: bytes, following: list[float], placed: dict[bytes, int], result: Assignment, is_moved: bool
+    ) -> tuple[float, int] | None:
+        """The cheapest encoder that has the image already, or is to encode it for an earlier place; its price."""
+        best: tuple[float, int] | None = None
+        for e, load in enumerate(self.encoder_loads):
+            if load is None or following[e] == inf or not (key in load.cached or placed.get(key) == e):
+                continue
+            moved = result.moved.get(e, 0) + is_moved
+            price = self.side_s(e, result.counts.get(e, 0)) + self.copy_s(e, d, moved)
+            if best is None or price < best[0]:
+                best = (price, e)
+        return best
+
+
+def _available(names: list[str], loads: Mapping[str, Load]) -> list[Load | None]:
+    """By index; None for a replica that is not available."""
+    found = map(loads.get, names)
+    return [load if load is not None and load.is_available else None for load in found]
