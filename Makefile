@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test lint unit integration slow bench clean
+.PHONY: help setup demo serve up test lint unit integration slow browser bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -24,6 +24,9 @@ demo: setup ## start the server, ask about demo/picture.jpg, print the streamed 
 serve: setup ## serve the shipped checkpoint until Ctrl-C
 	@$(BIN)/vlm-relay serve
 
+up: setup ## serve the shipped checkpoint with the gateway and its page on port 9000 until Ctrl-C
+	@$(BIN)/vlm-relay up
+
 test: lint unit integration ## all checks, as CI runs them
 
 lint: setup
@@ -38,6 +41,10 @@ integration: setup ## tests against a real tritonserver on 127.0.0.1
 
 slow: setup ## long runs: soak and load
 	$(BIN)/pytest tests -m slow
+
+browser: ## the Chromium that drives the page's tests, from Debian (as root)
+	apt-get update -qq
+	apt-get install -y --no-install-recommends chromium chromium-driver fonts-dejavu-core
 
 bench: setup ## handle against tensor passing, on the real server
 	$(BIN)/python -m benchmarks.handle_vs_tensor

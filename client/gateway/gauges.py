@@ -18,7 +18,6 @@ SHOWN = (
     "vlm_relay_running_sequences",
     "vlm_relay_waiting_sequences",
     "vlm_relay_free_kv_blocks",
-    "vlm_relay_leases",
     "vlm_relay_embedding_hits_total",
     "vlm_relay_embedding_misses_total",
     "vlm_relay_generated_tokens_total",
