@@ -101,15 +101,25 @@ struct Running {
     float* total;    // (group,): sum of the weights
 };
 
-// One block of one key head: `count` keys and values. `fixed` is the lane groups in a head, 0 for any number.
+// Fetches a row that is needed soon. Measured: a fifth faster for two-byte values, slower for float32, whose runs are
+// long enough for the processor's own prefetching.
+template <typename T>
+inline void prefetch_row(const T* row, int64_t width) {
+    if (sizeof(T) > 2) return;
+    for (int64_t i = 0; i < width; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + i);
+}
+
+// One block of one key head: `count` keys and values, while those that are `ahead` of them in memory are fetched.
+// `fixed` is the lane groups in a head, 0 for any number.
 template <typename T, int fixed>
-void attend_block(const T* key, const T* value, int64_t count, int64_t group, int64_t width, const Running& run,
-                  float* scores) {
+void attend_block(const T* key, const T* value, int64_t ahead, int64_t count, int64_t group, int64_t width,
+                  const Running& run, float* scores) {
     const int64_t parts = fixed ? fixed : width / lanes;
     for (int64_t g = 0; g < group; ++g) {
         const float* query = run.queries + g * width;
         float peak = run.highest[g];
         for (int64_t t = 0; t < count; ++t) {
+            if (g == 0) prefetch_row(key + ahead + t * width, width);
             Lanes dot = load(query) * load(key + t * width);
             for (int64_t part = 1; part < parts; ++part)
                 dot += load(query + part * lanes) * load(key + t * width + part * lanes);
@@ -130,9 +140,11 @@ void attend_block(const T* key, const T* value, int64_t count, int64_t group, in
         for (int64_t part = 0; part < parts; part += step) {
             float* sum = run.sums + g * width + part * lanes;
             for (int64_t i = 0; i < step; ++i) result[i] = load(sum + i * lanes) * correction;
-            for (int64_t t = 0; t < count; ++t)
+            for (int64_t t = 0; t < count; ++t) {
+                if (g == 0) prefetch_row(value + ahead + (t * parts + part) * lanes, step * lanes);
                 for (int64_t i = 0; i < step; ++i)
                     result[i] += scores[t] * load(value + t * width + (part + i) * lanes);
+            }
             std::memcpy(sum, result, sizeof result);
         }
     }
@@ -156,7 +168,11 @@ void attend_heads(const T* query, const T* keys, const T* values, const int64_t*
         const int64_t start = table[first / tokens] * sizes.num_kv_heads;
         for (int64_t h = first_head; h < last_head; ++h) {
             const int64_t at = (start + h) * tokens * width, row = (h - first_head) * group;
-            attend_block<T, fixed>(keys + at, values + at, std::min(tokens, length - first), group, width,
+            int64_t next = start + h + 1;
+            if (h + 1 == last_head)
+                next = first + tokens < length ? table[first / tokens + 1] * sizes.num_kv_heads + first_head : start + h;
+            attend_block<T, fixed>(keys + at, values + at, next * tokens * width - at,
+                                   std::min(tokens, length - first), group, width,
                                    {queries + row * width, sums + row * width, highest + row, total + row},
                                    total + num_queries);
         }
