@@ -17,7 +17,7 @@ from client import RelayClient, RelayClientError
 from launcher.server import Server, ServerFailed, choose_ports
 from launcher.triton import find_triton
 from python_backend.checkpoint import PROJECT_ROOT, read_facts, resolve
-from scheduler.placement import place
+from scheduler.deployment import plan_for
 from scheduler.plan import Plan
 from scheduler.profile import Profile, read_profile
 
@@ -36,7 +36,7 @@ def plan_of(profile_path: Path, checkpoint: str | None) -> Plan:
     if checkpoint is not None:
         model = profile.model.model_copy(update={"checkpoint": str(Path(checkpoint).resolve())})
         profile = profile.model_copy(update={"model": model})
-    return place(profile)
+    return plan_for(profile, profile_path)
 
 
 def build(plan: Plan, say: Say, is_forced: bool = False) -> Path:
