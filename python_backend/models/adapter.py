@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ def open_site(arguments: Mapping[str, str]) -> Site:
         logging.getLogger(name).setLevel(logging.ERROR)
     repository = _repository(Path(arguments["model_repository"]))
     plan = read_plan(repository)
+    bind(next((each.cpus for each in (*plan.encoders, *plan.decoders) if each.name == arguments["model_name"]), ()))
     for name in remove_orphans():
         logger.warning("removed %s, left by a server that died", name)
     return Site(
@@ -62,6 +63,20 @@ def open_site(arguments: Mapping[str, str]) -> Site:
         facts=read_facts(resolve(plan.checkpoint)),
         boot=boot_key(os.getppid()),
     )
+
+
+def bind(cpus: Sequence[int]) -> None:
+    """Keeps this process on `cpus`: its threads, and those that they start. Nothing when `cpus` is empty.
+
+    A CPU set that the machine does not have is logged, and the process stays where the system puts it.
+    """
+    if not cpus:
+        return
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), cpus)
+    except OSError as error:
+        logger.warning("cannot be bound to CPU %s: %s", ",".join(map(str, cpus)), error.strerror)
 
 
 def _repository(path: Path) -> Path:
