@@ -39,8 +39,8 @@ unit: setup ## tests without a server
 integration: setup ## tests against a real tritonserver on 127.0.0.1
 	$(BIN)/pytest tests/integration -m "not slow"
 
-slow: setup ## long runs: soak and load
-	$(BIN)/pytest tests -m slow
+slow: setup ## long runs: 20,000 requests (SOAK_REQUESTS), memory and threads compared
+	$(BIN)/pytest tests/integration -m slow -s
 
 browser: ## the Chromium that drives the page's tests, from Debian (as root)
 	apt-get update -qq
