@@ -16,7 +16,9 @@ from python_backend.checkpoint import PROJECT_ROOT
 DISTRIBUTIONS = ("numpy", "nvidia-pytriton", "tritonclient", "torch", "onnxruntime")
 
 
-def provenance(module: str, arguments: Sequence[str], measured: Sequence[str]) -> dict[str, object]:
+def provenance(
+    module: str, arguments: Sequence[str], measured: Sequence[str] = ("python_backend",)
+) -> dict[str, object]:
     """For JSON; says also how busy the machine was (load average over a minute).
 
     `measured` are the paths whose code is measured, from the project's root.
