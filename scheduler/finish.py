@@ -95,6 +95,6 @@ def _reason(pricing: Pricing, assignment: Assignment, is_kept: bool) -> str:
         return CACHED
     if len(set(assignment.order)) > 1:
         return FAN_OUT
-    num_encoders = sum(load is not None for load in pricing.encoder_loads)
-    num_decoders = sum(bound < inf for bound in pricing.bounds)
+    num_encoders = len(pricing.encoder_loads) - pricing.encoder_loads.count(None)
+    num_decoders = len(pricing.bounds) - pricing.bounds.count(inf)
     return ONLY if num_encoders == num_decoders == 1 else FINISH

@@ -19,8 +19,8 @@ class Load:
     `free_kv_tokens`, `cached` and `prefixes`. None is unknown, and then it does not count.
     """
 
-    pending_images: int = 0  # encoder: accepted, not yet done
-    pending_tokens: int = 0  # decoder: prompt and answer tokens of what runs or arrives; encoder: image tokens, or 0
+    pending_images: int = 0  # encoder: accepted, not yet encoded, of the usual size
+    pending_tokens: int = 0  # decoder: prompt and answer tokens of what runs or arrives; encoder: of other images
     running: int = 0  # decoder: sequences that run or arrive
     free_slots: int | None = None  # encoder: embeddings that fit
     free_kv_tokens: int | None = None  # decoder: context tokens that fit

@@ -12,6 +12,7 @@ from scheduler.plan import Link, Plan, Replica
 from scheduler.roofline import CPU, roofline
 
 ALL_DEVICES = "*"
+STAGES = ("encode", "transfer", "prefill", "decode")
 
 
 def costs_of(plan: Plan, given: Costs | Mapping[str, Costs] | None = None) -> dict[str, Costs]:
@@ -51,22 +52,8 @@ def link_between(links: Mapping[frozenset[str], Link], one: Replica, other: Repl
     return links.get(frozenset((first, second))) or Link(first=first, second=second, link="unknown")
 
 
-def _rates(costs: Costs) -> tuple[float, ...]:
-    """Of a decode step: start, reading the weights, per context token, per sequence; of a prefill p0, p1, p2."""
-    decode, prefill = costs.decode, costs.prefill
-    return (
-        decode.step_s,
-        decode.weight_bytes / decode.bytes_per_s,
-        decode.kv_bytes_per_token / decode.bytes_per_s,
-        decode.flop_per_token / decode.flop_per_s,
-        prefill.start_s,
-        prefill.token_s,
-        prefill.token_squared_s,
-    )
-
-
 class Pools:
-    """What is fixed while a plan is served. Read-only, but for `scale_transfer`."""
+    """What is fixed while a plan is served. Read-only, but for `scale`."""
 
     def __init__(self, plan: Plan, costs: Mapping[str, Costs]) -> None:
         self.plan = plan
@@ -74,10 +61,10 @@ class Pools:
         self.decoders = [replica.name for replica in plan.decoders]
         self.encoder_places = [place_of(replica) for replica in plan.encoders]
         self.decoder_places = [place_of(replica) for replica in plan.decoders]
-        self.encode = [costs[place].encode for place in self.encoder_places]
-        self.decode = [costs[place].decode for place in self.decoder_places]
-        self.encode_rates = [(cost.batch_s, cost.image_s, cost.max_batch) for cost in self.encode]
-        self.decode_rates = [_rates(costs[place]) for place in self.decoder_places]
+        self._costs = costs
+        self.factors = {stage: [1.0] * len(self._names(stage)) for stage in STAGES}
+        self.encode_rates = [self._encode_rates(e) for e in range(len(self.encoders))]
+        self.decode_rates = [self._decode_rates(d) for d in range(len(self.decoders))]
         self.hop_s = [costs[place].transfer.hop_s for place in self.decoder_places]
         self.own: list[list[int]] = [  # d -> the encoders on its own device
             [e for e, encoder in enumerate(plan.encoders) if shares_device(encoder, decoder)]
@@ -88,20 +75,61 @@ class Pools:
         ]
         links = {frozenset((link.first, link.second)): link for link in plan.links}
         self.links = [[link_between(links, encoder, decoder) for encoder in plan.encoders] for decoder in plan.decoders]
-        self._transfer = [costs[place].transfer for place in self.decoder_places]
-        self.factors = [1.0] * len(self.decoders)
         # d -> by e: seconds to start a copy, seconds per image, and hop with a copy of one image
         self.start_s: list[list[float]] = [[] for _ in self.decoders]
         self.image_s: list[list[float]] = [[] for _ in self.decoders]
         self.one_image_s: list[list[float]] = [[] for _ in self.decoders]
         self.least_s: list[float] = [0.0] * len(self.decoders)  # d -> the smallest of `one_image_s`
         for d in range(len(self.decoders)):
-            self.scale_transfer(d, 1.0)
+            self._fill_transfer(d)
 
-    def scale_transfer(self, d: int, factor: float) -> None:
-        """Sets how many times longer than by its cost function a copy to decoder `d` takes."""
-        transfer, hop_s = self._transfer[d], self.hop_s[d]
-        self.factors[d] = factor
+    def index(self, stage: str, replica: str) -> int:
+        """The index of a replica that does `stage`: an encoder for "encode", else a decoder.
+
+        Raises:
+            ValueError: no such stage, or no such replica of it.
+        """
+        names = self._names(stage)
+        if stage not in STAGES or replica not in names:
+            raise ValueError(f"stage {stage!r} of {replica!r}; allowed: {', '.join(STAGES)} of a replica of the plan")
+        return names.index(replica)
+
+    def scale(self, stage: str, index: int, factor: float) -> None:
+        """Sets how many times longer than by its cost function a stage of a replica takes."""
+        self.factors[stage][index] = factor
+        if stage == "encode":
+            self.encode_rates[index] = self._encode_rates(index)
+        elif stage == "transfer":
+            self._fill_transfer(index)
+        else:
+            self.decode_rates[index] = self._decode_rates(index)
+
+    def _names(self, stage: str) -> list[str]:
+        return self.encoders if stage == "encode" else self.decoders
+
+    def _encode_rates(self, e: int) -> tuple[float, float, int]:
+        """Seconds per batch and per image, and images per batch."""
+        cost, factor = self._costs[self.encoder_places[e]].encode, self.factors["encode"][e]
+        return cost.batch_s * factor, cost.image_s * factor, cost.max_batch
+
+    def _decode_rates(self, d: int) -> tuple[float, ...]:
+        """Of a decode step: start, reading the weights, per context token, per sequence; of a prefill p0, p1, p2."""
+        costs = self._costs[self.decoder_places[d]]
+        decode, prefill = costs.decode, costs.prefill
+        slower, later = self.factors["decode"][d], self.factors["prefill"][d]
+        return (
+            decode.step_s * slower,
+            decode.weight_bytes / decode.bytes_per_s * slower,
+            decode.kv_bytes_per_token / decode.bytes_per_s * slower,
+            decode.flop_per_token / decode.flop_per_s * slower,
+            prefill.start_s * later,
+            prefill.token_s * later,
+            prefill.token_squared_s * later,
+        )
+
+    def _fill_transfer(self, d: int) -> None:
+        transfer, hop_s = self._costs[self.decoder_places[d]].transfer, self.hop_s[d]
+        factor = self.factors["transfer"][d]
         self.start_s[d] = [factor * transfer.start_s(link) for link in self.links[d]]
         self.image_s[d] = [factor * transfer.image_s(link) for link in self.links[d]]
         self.one_image_s[d] = [

@@ -40,29 +40,16 @@ class Assignment:
 class Pricing:
     """The prices of one request under given loads. `limit` is how many sequences a decoder may hold."""
 
-    def __init__(
-        self,
-        pools: Pools,
-        shape: RequestShape,
-        loads: Loads,
-        encode_factors: Sequence[float],
-        decode_factors: Sequence[float],
-        prefill_factors: Sequence[float],
-        stall_weight: float,
-    ) -> None:
+    def __init__(self, pools: Pools, shape: RequestShape, loads: Loads, stall_weight: float) -> None:
         self._pools = pools
         self._shape = shape
         self._units = shape.image_units
-        self._encode_factors = encode_factors
-        self._decode_factors = decode_factors
-        self._prefill_factors = prefill_factors
         self._stall_weight = stall_weight
         self.decoder_loads = _available(pools.decoders, loads.decoders)
         self.encoder_loads: list[Load | None] = []
         self.first_s: list[float] = []  # e -> side(e, 1)
-        self.wait_s: list[float] = []
-        self.prefill_s: list[float] = []
-        self.generate_s: list[float] = []
+        self.wait_s: list[float] = []  # by d
+        self.tail_s: list[float] = []
         self.bounds: list[float] = []
         self._least_side_s = 0.0
         if shape.num_images:
@@ -74,20 +61,19 @@ class Pricing:
 
     def _look_at_encoders(self) -> None:
         """Fills `side_s(e, 1)` for all e: the same formula without its calls."""
-        units, first = self._units, self.first_s
-        own_batches = {max_batch: -(-units // max_batch) for _, _, max_batch in self._pools.encode_rates}
-        for load, sharing, (batch_s, image_s, max_batch), factor in zip(
-            self.encoder_loads, self._pools.sharing, self._pools.encode_rates, self._encode_factors, strict=True
+        units, pools, add_first = self._units, self._pools, self.first_s.append
+        for load, sharing, (batch_s, image_s, max_batch) in zip(
+            self.encoder_loads, pools.sharing, pools.encode_rates, strict=True
         ):
             if load is None:
-                first.append(inf)
+                add_first(inf)
                 continue
-            pending, free = load.pending_tokens, load.free_slots
-            whole = (pending / IMAGE_TOKENS if pending else load.pending_images * units) + units
+            whole = load.pending_images * units + load.pending_tokens / IMAGE_TOKENS + units
             seconds = batch_s * -(-whole // max_batch) + image_s * whole
             if sharing and (beside := self._running_beside(sharing)):
-                seconds += beside * (batch_s * own_batches[max_batch] + image_s * units)
-            first.append(seconds * factor if free is None or free >= 1 else seconds * factor + STORE_FULL_S)
+                seconds += beside * (batch_s * -(-units // max_batch) + image_s * units)
+            free = load.free_slots
+            add_first(seconds if free is None or free >= 1 else seconds + STORE_FULL_S)
 
     def _running_beside(self, decoders: list[int]) -> float:
         """The sequences that run on an encoder's device, times the price of a second that one of them waits."""
@@ -101,13 +87,11 @@ class Pricing:
             return inf
         batch_s, image_s, max_batch = self._pools.encode_rates[e]
         own = num_images * self._units
-        pending = load.pending_tokens
-        whole = (pending / IMAGE_TOKENS if pending else load.pending_images * self._units) + own
+        whole = load.pending_images * self._units + load.pending_tokens / IMAGE_TOKENS + own
         seconds = batch_s * -(-whole // max_batch) + image_s * whole
         sharing = self._pools.sharing[e]
         if sharing and (beside := self._running_beside(sharing)):
             seconds += beside * (batch_s * -(-own // max_batch) + image_s * own)
-        seconds *= self._encode_factors[e]
         return seconds + STORE_FULL_S if load.free_slots is not None and load.free_slots < num_images else seconds
 
     def ready_s(self, e: int, num_images: int) -> float:
@@ -115,16 +99,19 @@ class Pricing:
         load = self.encoder_loads[e]
         if load is None:
             return inf
-        queued = load.pending_tokens / IMAGE_TOKENS if load.pending_tokens else load.pending_images * self._units
-        return self._pools.encode[e].seconds(queued + num_images * self._units) * self._encode_factors[e]
+        queued = load.pending_images * self._units + load.pending_tokens / IMAGE_TOKENS
+        return self._encode_s(e, queued + num_images * self._units)
 
     def stall_s(self, e: int, num_images: int) -> float:
         """What the decodes on the device of `e` lose while it encodes `num_images` of ours."""
         sharing = self._pools.sharing[e]
         if not sharing or num_images == 0:
             return 0.0
-        seconds = self._pools.encode[e].seconds(num_images * self._units)
-        return seconds * self._running_beside(sharing) * self._encode_factors[e]
+        return self._encode_s(e, num_images * self._units) * self._running_beside(sharing)
+
+    def _encode_s(self, e: int, num_images: float) -> float:
+        batch_s, image_s, max_batch = self._pools.encode_rates[e]
+        return batch_s * -(-num_images // max_batch) + image_s * num_images
 
     def copy_s(self, e: int, d: int, num_images: int) -> float:
         """copy(e, d, m): the hop is paid for every encode, also where nothing is copied."""
@@ -157,39 +144,36 @@ class Pricing:
     # -- decoders -----------------------------------------------------------------------------------------
 
     def look_at_decoders(self, limit: int, max_sequences: int) -> None:
-        """Fills wait, prefill, generate and bounds, by d; infinite for one that is gone or full."""
+        """Fills wait, tail and bounds, by d; infinite for one that is gone or full."""
         pools, shape = self._pools, self._shape
         needed, max_tokens, prompt_tokens = shape.total_tokens, shape.max_tokens, shape.prompt_tokens
         least_side, has_images = self._least_side_s, shape.num_images > 0
         least_copy = pools.least_s if self._units == 1.0 else pools.hop_s
-        add_wait, add_prefill = self.wait_s.append, self.prefill_s.append
-        add_generate, add_bound = self.generate_s.append, self.bounds.append
-        for d, load in enumerate(self.decoder_loads):
+        add_wait, add_tail, add_bound = self.wait_s.append, self.tail_s.append, self.bounds.append
+        for load, copy_s, hop_s, (step_s, weight_s, context_s, sequence_s, start_s, token_s, squared_s) in zip(
+            self.decoder_loads, least_copy, pools.hop_s, pools.decode_rates, strict=True
+        ):
             if load is None or (running := load.running) >= limit:
-                self._skip()
+                add_wait(inf)
+                add_tail(inf)
+                add_bound(inf)
                 continue
-            step_s, weight_s, context_s, sequence_s, start_s, token_s, squared_s = pools.decode_rates[d]
             read_s = weight_s + (load.pending_tokens + needed) * context_s
             compute_s = (running + 1) * sequence_s
-            generate_s = self._decode_factors[d] * max_tokens * (step_s + (read_s if read_s > compute_s else compute_s))
+            generate_s = max_tokens * (step_s + (read_s if read_s > compute_s else compute_s))
             wait_s = 0.0 if running < max_sequences else generate_s * (running - max_sequences + 1) / max_sequences
             free = load.free_kv_tokens
             if free is not None and free < needed:
                 wait_s += generate_s * (needed - free) / needed
-            num_tokens, copy_s = prompt_tokens, least_copy[d]
+            num_tokens = prompt_tokens
             if load.cached or load.prefixes:
                 num_tokens, num_cached = self._without_cached(load)
-                copy_s = pools.hop_s[d] if num_cached else copy_s
-            prefill_s = self._prefill_factors[d] * (start_s + (token_s + squared_s * num_tokens) * num_tokens)
+                copy_s = hop_s if num_cached else copy_s
+            tail_s = start_s + (token_s + squared_s * num_tokens) * num_tokens + generate_s
             side_s = least_side + copy_s if has_images else 0.0
             add_wait(wait_s)
-            add_prefill(prefill_s)
-            add_generate(generate_s)
-            add_bound((side_s if side_s > wait_s else wait_s) + (prefill_s + generate_s))
-
-    def _skip(self) -> None:
-        for each in (self.wait_s, self.prefill_s, self.generate_s, self.bounds):
-            each.append(inf)
+            add_tail(tail_s)
+            add_bound((side_s if side_s > wait_s else wait_s) + tail_s)
 
     def _without_cached(self, load: Load) -> tuple[int, int]:
         """Prompt tokens that a decoder must still compute, and how many of the images it has."""
@@ -200,10 +184,17 @@ class Pricing:
             saved = max(saved, shape.prefix_tokens)
         return max(1, shape.prompt_tokens - saved), num_cached
 
+    def prefill_s(self, d: int) -> float:
+        """Of the request on decoder `d`, less what it has cached."""
+        load = self.decoder_loads[d]
+        num_tokens = self._shape.prompt_tokens if load is None else self._without_cached(load)[0]
+        start_s, token_s, squared_s = self._pools.decode_rates[d][-3:]
+        return start_s + (token_s + squared_s * num_tokens) * num_tokens
+
     def price_s(self, d: int, side_s: float) -> float:
         """The whole price on decoder `d` with that encode side (0 without images)."""
         wait_s = self.wait_s[d]
-        return (side_s if side_s > wait_s else wait_s) + (self.prefill_s[d] + self.generate_s[d])
+        return (side_s if side_s > wait_s else wait_s) + self.tail_s[d]
 
     # -- assignments --------------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ from scheduler.plan import Plan
 from scheduler.pools import Pools, costs_of
 from scheduler.pricing import Assignment, Pricing
 
-STAGES = ("encode", "transfer", "prefill", "decode")
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.1, 60.0
 
 
@@ -35,9 +34,6 @@ class Router:
         self._article = ArticleRule(plan, self._pools)
         self._modes: dict[str, Mode] = {}
         self._estimates: dict[tuple[str, str], RunningEstimate] = {}
-        self._encode_factors = [1.0] * len(plan.encoders)
-        self._prefill_factors = [1.0] * len(plan.decoders)
-        self._decode_factors = [1.0] * len(plan.decoders)
         self._limit = plan.decode.max_sequences + plan.decode.max_waiting
 
     def idle(self) -> Loads:
@@ -76,17 +72,10 @@ class Router:
 
         `replica` is an encoder for stage `encode`, a decoder for `transfer`, `prefill` and `decode`.
         """
-        names = self._pools.encoders if stage == "encode" else self._pools.decoders
-        if stage not in STAGES or replica not in names:
-            raise ValueError(f"stage {stage!r} of {replica!r}; allowed: {', '.join(STAGES)} of a replica of the plan")
+        index = self._pools.index(stage, replica)
         estimate = self._estimates.get((stage, replica), RunningEstimate()).updated(predicted_s, observed_s)
         self._estimates[stage, replica] = estimate
-        index = names.index(replica)
-        if stage == "transfer":
-            self._pools.scale_transfer(index, estimate.factor)
-        else:
-            factors = {"encode": self._encode_factors, "prefill": self._prefill_factors, "decode": self._decode_factors}
-            factors[stage][index] = estimate.factor
+        self._pools.scale(stage, index, estimate.factor)
 
     def factor(self, stage: str, replica: str) -> float:
         """How many times longer than by its cost function a stage of a replica takes, as observed so far."""
@@ -95,15 +84,7 @@ class Router:
     # -- prices -------------------------------------------------------------------------------------------
 
     def _priced(self, shape: RequestShape, loads: Loads) -> Pricing:
-        pricing = Pricing(
-            self._pools,
-            shape,
-            loads,
-            self._encode_factors,
-            self._decode_factors,
-            self._prefill_factors,
-            self._plan.schedule.stall_weight,
-        )
+        pricing = Pricing(self._pools, shape, loads, self._plan.schedule.stall_weight)
         what = "device " if self.policy == "article" else ""
         if not any(pricing.decoder_loads):
             raise NoReplica(f"no decoder {what}available" if what else "no decoder is available")
@@ -123,8 +104,9 @@ class Router:
 
     def _place_s(self, shape: RequestShape, d: int, load: Load) -> float:
         """Until enough sequences of decoder `d` have ended: one in `max_sequences` of an answer's time for each."""
-        cost, batch = self._pools.decode[d], self._plan.decode.max_sequences
-        answer_s = shape.max_tokens * cost.seconds(batch, load.pending_tokens) * self._decode_factors[d]
+        step_s, weight_s, context_s, sequence_s = self._pools.decode_rates[d][:4]
+        batch = self._plan.decode.max_sequences
+        answer_s = shape.max_tokens * (step_s + max(weight_s + load.pending_tokens * context_s, batch * sequence_s))
         return answer_s * (load.running - self._limit + 1) / batch
 
     # -- the article's rule -------------------------------------------------------------------------------
@@ -183,7 +165,7 @@ class Router:
             transfer_s=transfer_s,
             stall_s=stall_s,
             wait_s=pricing.wait_s[d],
-            prefill_s=pricing.prefill_s[d],
+            prefill_s=pricing.prefill_s(d),
             finish_s=finish_s,
             running=load.running if load is not None else 0,
             alternative=choice.alternative,
