@@ -11,10 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+from transformers import (
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    MistralConfig,
+)
 
 from python_backend.decoder.engine import DecodeRequest, Delta, Engine, EngineOptions, ImageEmbedding
 from python_backend.request import SamplingParameters
+
+torch.set_num_threads(1)  # these models are too small for more
 
 PAD, BOS, EOS, IMAGE = range(4)
 WIDTH = 64
@@ -34,7 +42,9 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def random_model(num_kv_heads: int = 2, is_tied: bool = False) -> LlavaForConditionalGeneration:
+def random_model(
+    text_class: type[LlamaConfig] | type[MistralConfig] = LlamaConfig, **text_values: object
+) -> LlavaForConditionalGeneration:
     """A LLaVA of two narrow layers, with weights wide enough that greedy answers vary."""
     vision = CLIPVisionConfig(
         hidden_size=32,
@@ -45,25 +55,25 @@ def random_model(num_kv_heads: int = 2, is_tied: bool = False) -> LlavaForCondit
         image_size=56,
         patch_size=14,
     )
-    text = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=num_kv_heads,
-        max_position_embeddings=256,
-        tie_word_embeddings=is_tied,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-        pad_token_id=PAD,
-    )
+    values = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": WIDTH,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "pad_token_id": PAD,
+    }
+    text = text_class(**(values | text_values))
     config = LlavaConfig(
         vision_config=vision,
         text_config=text,
         image_token_index=IMAGE,
         image_seq_length=IMAGE_TOKENS,
-        tie_word_embeddings=is_tied,
+        tie_word_embeddings=text.tie_word_embeddings,
     )
     torch.manual_seed(7)
     model = LlavaForConditionalGeneration(config).eval()
@@ -112,15 +122,23 @@ def make_case(
     ids = torch.randint(4, VOCABULARY, (num_tokens,), generator=generator).tolist()
     for _ in range(num_images):
         ids.insert(int(torch.randint(len(ids), (1,), generator=generator)), IMAGE)
-    ids = [BOS, *ids]
+    return answer(model, (BOS, *ids), tuple(100 * seed + index for index in range(num_images)), max_tokens)
+
+
+def answer(
+    model: LlavaForConditionalGeneration, ids: tuple[int, ...], image_seeds: tuple[int, ...], max_tokens: int = 24
+) -> Case:
+    """A prompt and its images, each drawn from its seed, answered greedily by transformers."""
     expanded = [each for token_id in ids for each in [token_id] * (IMAGE_TOKENS if token_id == IMAGE else 1)]
-    pixels = torch.randn(num_images, 3, 56, 56, generator=generator) if num_images else None
+    drawn = [torch.randn(3, 56, 56, generator=torch.Generator().manual_seed(seed)) for seed in image_seeds]
+    pixels = torch.stack(drawn) if drawn else None
     images: tuple[ImageEmbedding, ...] = ()
     with torch.inference_mode():
         if pixels is not None:
             features = model.get_image_features(pixel_values=pixels).pooler_output
             images = tuple(
-                ImageEmbedding(f"{seed}/{index}".encode(), rows.clone()) for index, rows in enumerate(features)
+                ImageEmbedding(str(seed).encode(), rows.clone())
+                for seed, rows in zip(image_seeds, features, strict=True)
             )
         inputs = torch.tensor([expanded])
         output = model.generate(
@@ -130,7 +148,7 @@ def make_case(
             max_new_tokens=max_tokens,
             **({} if pixels is None else {"pixel_values": pixels}),
         )
-    return Case(tuple(ids), images, tuple(output[0, len(expanded) :].tolist()))
+    return Case(ids, images, tuple(output[0, len(expanded) :].tolist()))
 
 
 @pytest.fixture(scope="session")

@@ -82,7 +82,7 @@ def test_a_sharded_checkpoint_is_read(model: LlavaForConditionalGeneration, tmp_
 
 
 def test_tied_embeddings_need_no_head(tmp_path: Path) -> None:
-    weights = read(save(random_model(is_tied=True), tmp_path))
+    weights = read(save(random_model(tie_word_embeddings=True), tmp_path))
 
     assert weights.head is weights.embedding
 
