@@ -26,7 +26,8 @@ def bind(host: str, port: int) -> socket.socket:
         PortBusy: the port is taken, or the address is not of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
+    # asyncio turns off Nagle's algorithm, which holds each chunk back, only where the protocol is named.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

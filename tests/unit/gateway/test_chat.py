@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import httpx
 import pytest
@@ -265,3 +266,15 @@ def test_leaving_before_the_first_token_cancels_upstream(
     assert gateway.is_idle()
     gone = 'vlm_relay_gateway_requests_total{endpoint="/v1/chat/completions",status="499"}'
     assert gateway.metric(gone) == 1
+
+
+def test_chunks_are_not_held_back_on_the_way_to_the_client(upstream: Upstream, gateway: Gateway) -> None:
+    upstream.answers("a ", "red ", "car")
+    took_s = []
+
+    for _ in range(10):
+        began_s = time.perf_counter()
+        gateway.chat(stream=True)
+        took_s.append(time.perf_counter() - began_s)
+
+    assert min(took_s) < 0.03  # Nagle's algorithm and delayed acknowledgements would make it 0.04
