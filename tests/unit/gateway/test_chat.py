@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 
 import httpx
@@ -272,9 +273,9 @@ def test_chunks_are_not_held_back_on_the_way_to_the_client(upstream: Upstream, g
     upstream.answers("a ", "red ", "car")
     took_s = []
 
-    for _ in range(10):
+    for _ in range(21):
         began_s = time.perf_counter()
         gateway.chat(stream=True)
         took_s.append(time.perf_counter() - began_s)
 
-    assert min(took_s) < 0.03  # Nagle's algorithm and delayed acknowledgements would make it 0.04
+    assert statistics.median(took_s) < 0.03  # Nagle's algorithm and delayed acknowledgements would make it 0.04
