@@ -228,7 +228,7 @@ def main() -> None:
     options = EngineOptions(
         dtype=arguments.dtype,
         num_threads=arguments.threads,
-        native=not arguments.torch_operators,
+        compile=not arguments.torch_operators,
         kv_cache_bytes=2**31,
         prefix_cache=False,
     )

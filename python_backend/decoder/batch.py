@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 
+from python_backend.decoder.budget import PromptBudget
 from python_backend.decoder.kv_cache import BlockPool
 from python_backend.decoder.sequence import Sequence
 
@@ -73,7 +74,7 @@ class StepChooser:
         self.running.remove(sequence)
         return self._give_back(sequence, is_poisoned)
 
-    def choose(self) -> list[Chunk]:
+    def choose(self, budget: PromptBudget | None = None) -> list[Chunk]:
         """The chunks of the next step: running decodes first, then started prompts, then waiting ones."""
         preemptions = self.num_preemptions
         chunks = [
@@ -81,12 +82,14 @@ class StepChooser:
             for sequence in [sequence for sequence in self.running if sequence.is_decoding]
             if sequence in self.running and self._grow(sequence)
         ]
-        budget = self._max_step_tokens - len(chunks)
+        num_free = self._max_step_tokens - len(chunks)
+        if budget is not None:
+            num_free = min(num_free, budget.tokens(len(chunks)))
         for sequence in self.running:
-            if not sequence.is_decoding and budget > 0:
-                budget -= self._continue_prompt(sequence, budget, chunks)
-        while self.num_preemptions == preemptions and budget > 0 and self._admit():
-            budget -= self._continue_prompt(self.running[-1], budget, chunks)
+            if not sequence.is_decoding and num_free > 0:
+                num_free -= self._continue_prompt(sequence, num_free, chunks)
+        while self.num_preemptions == preemptions and num_free > 0 and self._admit():
+            num_free -= self._continue_prompt(self.running[-1], num_free, chunks)
         return chunks
 
     def complete(self, chunk: Chunk) -> None:
@@ -100,8 +103,8 @@ class StepChooser:
             for index in range(before, full):
                 self._pool.publish(sequence.blocks[index], keys[index])
 
-    def _continue_prompt(self, sequence: Sequence, budget: int, chunks: list[Chunk]) -> int:
-        num_tokens = min(budget, sequence.num_uncomputed)
+    def _continue_prompt(self, sequence: Sequence, num_free: int, chunks: list[Chunk]) -> int:
+        num_tokens = min(num_free, sequence.num_uncomputed)
         chunks.append(Chunk(sequence, sequence.num_computed, num_tokens))
         return num_tokens
 

@@ -18,8 +18,9 @@ import torch
 from tokenizers import Tokenizer
 
 from python_backend.decoder.batch import Chunk, StepChooser
+from python_backend.decoder.budget import PromptBudget
 from python_backend.decoder.detokenize import load_tokenizer
-from python_backend.decoder.intake import check_prompt, expand_prompt
+from python_backend.decoder.intake import check_prompt, expand_prompt, reason_to_end
 from python_backend.decoder.kv_cache import BlockPool
 from python_backend.decoder.options import EngineOptions, EngineStatus
 from python_backend.decoder.runner import ModelRunner, Outcome, is_decode
@@ -74,6 +75,7 @@ class Engine:
             options.max_step_tokens,
             options.prefix_cache,
         )
+        self._budget = PromptBudget(options.step_limit_s, options.max_step_tokens)
         self._status = EngineStatus(free_blocks=runner.num_blocks, total_blocks=runner.num_blocks)
         self._serials = count()
         self._changed = threading.Condition()
@@ -181,9 +183,9 @@ class Engine:
         while self._take_in():
             try:
                 self._end_unwanted()
-                chunks = self._chooser.choose()
+                chunks = self._chooser.choose(self._budget)
                 if chunks:
-                    self._postprocess(chunks, self._run(chunks))
+                    self._postprocess(chunks, self._run_timed(chunks))
             except Exception as error:
                 # Nothing below is expected to raise here, so nobody in particular is to blame.
                 logger.exception("decoder step failed; its requests end")
@@ -208,14 +210,19 @@ class Engine:
 
     def _end_unwanted(self) -> None:
         """End what was cancelled or is too late."""
-        now = self._clock()
+        now_s = self._clock()
         for sequence in [*self._chooser.running, *self._chooser.waiting]:
-            request_id, deadline_s = sequence.request.request_id, sequence.request.deadline_s
-            if sequence.is_cancelled:
-                self._fail(sequence, Cancelled(f"{request_id}: cancelled"))
-            elif deadline_s is not None and now >= deadline_s:
-                given = sequence.num_generated
-                self._fail(sequence, DeadlineExceeded(f"{request_id}: {given} tokens by the deadline"))
+            error = reason_to_end(sequence, now_s)
+            if error is not None:
+                self._fail(sequence, error)
+
+    def _run_timed(self, chunks: list[Chunk]) -> list[Outcome]:
+        start_s = self._clock()
+        outcomes = self._run(chunks)
+        num_decodes = sum(is_decode(chunk) for chunk in chunks)
+        num_prompt_tokens = sum(chunk.num_tokens for chunk in chunks) - num_decodes
+        self._budget.learn(num_decodes, num_prompt_tokens, self._clock() - start_s)
+        return outcomes
 
     def _run(self, chunks: list[Chunk]) -> list[Outcome]:
         """What the chunks gave; if the step fails, each is computed alone, to find out whose fault it is."""

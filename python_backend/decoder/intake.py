@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from python_backend.decoder.sequence import DecodeRequest, ImageEmbedding, ImageSpan
-from python_backend.errors import InvalidPrompt
+from python_backend.decoder.sequence import DecodeRequest, ImageEmbedding, ImageSpan, Sequence
+from python_backend.errors import Cancelled, DeadlineExceeded, InvalidPrompt, RelayError
 from python_backend.weights import DecoderConfig
 
 
@@ -53,3 +53,13 @@ def check_prompt(request: DecodeRequest, num_prompt_tokens: int, config: Decoder
             raise InvalidPrompt(f"the features of image {index} are {shape}, not (tokens, {config.width})")
         if not bool(image.features.isfinite().all()):
             raise InvalidPrompt(f"the features of image {index} are not finite")
+
+
+def reason_to_end(sequence: Sequence, now_s: float) -> RelayError | None:
+    """Why a sequence must end before its next token, if so; `now_s` is on the engine's clock."""
+    request_id, deadline_s = sequence.request.request_id, sequence.request.deadline_s
+    if sequence.is_cancelled:
+        return Cancelled(f"{request_id}: cancelled")
+    if deadline_s is not None and now_s >= deadline_s:
+        return DeadlineExceeded(f"{request_id}: {sequence.num_generated} tokens by the deadline")
+    return None

@@ -22,7 +22,7 @@ from python_backend.weights import DecoderConfig
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("operators.cpp")
-CACHE = Path.home() / ".cache" / "vlm-relay"
+CACHE = Path("~/.cache/vlm-relay")
 COMPILERS = ("g++", "clang++", "c++")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
 LANES = 16  # channels of a head come in groups of this many
@@ -154,12 +154,12 @@ def load_library() -> ctypes.CDLL | None:
     if compiler is None:
         logger.warning("no C++ compiler (%s): the decoder runs on torch's operators", ", ".join(COMPILERS))
         return None
-    path = CACHE / f"operators-{_fingerprint(compiler)}.so"
     try:
+        path = CACHE.expanduser() / f"operators-{_fingerprint(compiler)}.so"
         if not path.exists():
             _compile(compiler, path)
         return ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home folder
         reason = getattr(error, "stderr", None) or error
         logger.warning("operators not compiled, the decoder runs on torch's: %s", reason)
         return None

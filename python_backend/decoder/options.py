@@ -31,7 +31,8 @@ class EngineOptions:
     num_threads: int | None = None  # None leaves torch's own choice
     context_tokens: int | None = None  # None is all that the model and the cache allow
     prefix_cache: bool = True
-    native: bool = True  # on a CPU, operators compiled at the first start, if there is a compiler
+    step_limit_s: float = 0.5  # prompts are cut so that a step beside running decodes takes about so long at most
+    compile: bool = True  # on a CPU, operators compiled at the first start (a second or two) if there is a compiler
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -43,6 +44,8 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value}; allowed: 1 or more, or none")
+        if self.step_limit_s <= 0:
+            raise ValueError(f"step_limit_s {self.step_limit_s}; allowed: above 0")
         if self.max_step_tokens < self.max_sequences:
             raise ValueError(
                 f"max_step_tokens {self.max_step_tokens}; allowed: max_sequences ({self.max_sequences}) or "

@@ -119,7 +119,7 @@ class ModelRunner:
 def make_operators(config: DecoderConfig, num_positions: int, options: EngineOptions) -> Operators:
     """The compiled operators where they are wanted and can be had, else torch's."""
     device, dtype = torch.device(options.device), options.torch_dtype
-    if options.native and device.type == "cpu" and can_run(config, dtype):
+    if options.compile and device.type == "cpu" and can_run(config, dtype):
         library = load_library()
         if library is not None:
             return NativeOperators(library, config, num_positions, dtype)

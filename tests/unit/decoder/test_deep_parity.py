@@ -107,7 +107,7 @@ def test_a_random_schedule_equals_transformers(start_engine: StartEngine, cases:
         max_sequences=max_sequences,
         max_step_tokens=max_sequences + chance.choice([1, 10, 60, 1000]),
         prefix_cache=chance.random() < 0.7,
-        native=chance.random() < 0.7,
+        compile=chance.random() < 0.7,
         context_tokens=130,
     )
     order = [chance.randrange(len(cases)) for _ in range(40)]

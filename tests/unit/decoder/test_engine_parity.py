@@ -26,7 +26,7 @@ def test_one_at_a_time_equals_transformers(start_engine: StartEngine, cases: lis
         {"max_step_tokens": 16, "max_sequences": 8},
         {"block_tokens": 16, "max_step_tokens": 37},
         {"num_blocks": 40},
-        {"native": False},
+        {"compile": False},
     ],
     ids=["default", "no_prefix_cache", "small_chunks", "odd_chunks", "tiny_pool", "torch_operators"],
 )

@@ -156,7 +156,7 @@ def test_packed_products_equal_plain_ones(dtype: torch.dtype, num_rows: int) -> 
 def test_shapes_and_dtypes_that_are_not_compiled_run_on_torch(config: DecoderConfig) -> None:
     assert not can_run(shaped(config, 4, 4, 24), torch.float32)
     assert not can_run(config, torch.float16)
-    assert isinstance(make_operators(config, POSITIONS, EngineOptions(native=False)), TorchOperators)
+    assert isinstance(make_operators(config, POSITIONS, EngineOptions(compile=False)), TorchOperators)
 
 
 @pytest.mark.parametrize("compilers", [("no-such-compiler",), ("false",)])
