@@ -12,6 +12,7 @@ from launcher.triton import CONTROL_HEADER, Ports
 from python_backend.pulse import is_beating, pulse_path
 from python_backend.supervisor import PulseWatch
 from python_backend.transport.boot import identity
+from scheduler.plan import FRONT
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +35,10 @@ class Restarter:
         boot_id = identity(server_pid)
         self._ports = ports
         self._control_key = control_key
+        self._models = list(models)
         self._is_closed = threading.Event()
         self._watch = PulseWatch(
-            models,
+            self._models,
             is_alive=lambda name: is_beating(pulse_path(boot_id, name), time.monotonic()),
             on_death=self._begin,
             on_return=lambda name: None,
@@ -51,9 +53,14 @@ class Restarter:
         threading.Thread(target=self._restart, args=(model,), name=f"restart {model}", daemon=True).start()
 
     def _restart(self, model: str) -> None:
+        # What a stage sends to a scheduler that died blocks its sender for ever, so all stages begin anew with it.
+        models = self._models if model == FRONT else [model]
+
         def act() -> None:
-            self._control(model, "unload")
-            self._control(model, "load")
+            for name in models:
+                self._control(name, "unload")
+            for name in models:
+                self._control(name, "load")
 
         retry(
             act,

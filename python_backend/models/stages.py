@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +18,8 @@ from python_backend.stream import Chunk, DecodeJob
 from python_backend.transport.handle import EmbeddingHandle
 from python_backend.transport.reader import EmbeddingReader
 
+REST_S = 5.0  # Triton's clean-up takes milliseconds; a busy machine may take longer
+
 
 class BlsStages:
     """Encoders and decoders on this server. Blocks its caller; use one thread per request."""
@@ -23,6 +27,8 @@ class BlsStages:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._reader = EmbeddingReader()
+        self._lock = threading.Lock()
+        self._resting: deque[tuple[float, Any]] = deque()
 
     def encode(self, encoder: str, image: bytes) -> bytes:
         """A handle on the image's features, with a lease.
@@ -62,7 +68,7 @@ class BlsStages:
             requested_output_names=["token_ids", "text", "finish_reason", "report"],
             inputs=inputs,
         )
-        for response in request.exec(decoupled=True):
+        for response in self._responses(request):
             _raise_error(response, decoder)
             outputs = {tensor.name(): tensor for tensor in response.output_tensors()}
             if outputs:  # the final response may be empty
@@ -79,8 +85,26 @@ class BlsStages:
             requested_output_names=["finish_reason"],
             inputs=[text_tensor("cancel", request_id)],
         )
-        for response in request.exec(decoupled=True):
+        for response in self._responses(request):
             _raise_error(response, decoder)
+
+    def _responses(self, request: Any) -> Iterator[Any]:
+        """The responses of a decoupled call, read to the end in any case.
+
+        Triton's stub (2.51) keeps what nobody reads for ever. And it forgets an iterator that ended from a thread
+        of its own without Python's lock: when that holds the last reference, it frees Python objects while
+        other threads run, and the process aborts later. So iterators rest here until that has happened.
+        """
+        responses = request.exec(decoupled=True)
+        try:
+            yield from responses
+        finally:
+            deque(responses, maxlen=0)
+            now_s = time.monotonic()
+            with self._lock:
+                self._resting.append((now_s, responses))
+                while self._resting and now_s - self._resting[0][0] > REST_S:
+                    self._resting.popleft()
 
     def release(self, handle: bytes) -> None:
         """Gives a lease back; nothing if it is over already."""

@@ -38,7 +38,8 @@ def footprint(server: Server) -> Footprint:
     pids = subprocess.run(["pgrep", "-s", str(server.pid)], capture_output=True, text=True).stdout.split()
     resident, threads, files = 0, 0, 0
     for pid in pids:
-        status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line)
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        status = dict(line.split(":", 1) for line in lines if ":" in line)
         resident += int(status.get("RssAnon", "0 kB").split()[0])
         threads += int(status["Threads"])
         files += len(os.listdir(f"/proc/{pid}/fd"))

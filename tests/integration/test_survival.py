@@ -128,8 +128,15 @@ def test_nothing_is_lost_or_doubled_while_an_encoder_and_a_decoder_are_killed(po
 
 
 def test_a_killed_scheduler_is_restarted_too(pools: Server) -> None:
-    kill(pools, "llava")
     with RelayClient(f"127.0.0.1:{pools.ports.grpc}") as client:
+        # Streams in flight: what the decoders send to the dead scheduler must not hold them up afterwards.
+        orphans = [client.stream(QUESTION, images=[PICTURE], max_tokens=1200, ignore_eos=True) for _ in range(6)]
+        for orphan in orphans:
+            orphan.__enter__()
+            next(iter(orphan))
+        kill(pools, "llava")
+        for orphan in orphans:
+            orphan.close()
 
         def answers() -> bool:
             try:
