@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from scheduler.assignment import Assignment
 from scheduler.decision import CACHED, FAN_OUT, FINISH, ONLY, STICKY, TEXT, Alternative, Mode
 from scheduler.pools import Pools
-from scheduler.pricing import Assignment, Pricing
+from scheduler.pricing import Pricing
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +36,20 @@ def least_finish(pricing: Pricing, has_images: bool) -> tuple[int, Assignment | 
         return d, None
     best, best_d = pricing.assign(d), d
     best_s = pricing.price_s(d, best.side_s)
-    if best_s > least or d:
-        rest = sorted((bound, d) for d, bound in enumerate(bounds) if bound <= best_s and d != best_d)
-        for bound, d in rest:
-            if bound > best_s:
-                break
-            if bound == best_s and d > best_d:
-                continue
-            found = pricing.assign(d)
-            price_s = pricing.price_s(d, found.side_s)
-            if price_s < best_s or (price_s == best_s and d < best_d):
-                best, best_d, best_s = found, d, price_s
+    if best_s == least and d == 0:
+        return best_d, best
+    waits_s, tails_s, side_bound_s = pricing.wait_s, pricing.tail_s, pricing.side_bound_s
+    for bound, d in sorted([(bound, d) for d, bound in enumerate(bounds) if bound <= best_s]):
+        if bound > best_s:
+            break
+        side_s, wait_s = side_bound_s(d), waits_s[d]
+        price_s = (side_s if side_s > wait_s else wait_s) + tails_s[d]
+        if price_s > best_s or (price_s == best_s and d >= best_d):
+            continue
+        found = pricing.assign(d)
+        price_s = pricing.price_s(d, found.side_s)
+        if price_s < best_s or (price_s == best_s and d < best_d):
+            best, best_d, best_s = found, d, price_s
     return best_d, best
 
 

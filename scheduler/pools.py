@@ -6,6 +6,7 @@ Indices: e counts the encoders of the plan, d its decoders.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 
 from scheduler.cost import Costs
 from scheduler.plan import Link, Plan, Replica
@@ -80,8 +81,13 @@ class Pools:
         self.image_s: list[list[float]] = [[] for _ in self.decoders]
         self.one_image_s: list[list[float]] = [[] for _ in self.decoders]
         self.least_s: list[float] = [0.0] * len(self.decoders)  # d -> the smallest of `one_image_s`
+        # d -> the encoders at that price, the next dearer price, and a number that decoders with equal prices share
+        self.near: list[tuple[int, ...]] = []
+        self.next_s: list[float] = []
+        self.row: list[int] = []
         for d in range(len(self.decoders)):
             self._fill_transfer(d)
+        self._compare_rows()
 
     def index(self, stage: str, replica: str) -> int:
         """The index of a replica that does `stage`: an encoder for "encode", else a decoder.
@@ -101,6 +107,7 @@ class Pools:
             self.encode_rates[index] = self._encode_rates(index)
         elif stage == "transfer":
             self._fill_transfer(index)
+            self._compare_rows()
         else:
             self.decode_rates[index] = self._decode_rates(index)
 
@@ -136,3 +143,15 @@ class Pools:
             hop_s + (start + image) for start, image in zip(self.start_s[d], self.image_s[d], strict=True)
         ]
         self.least_s[d] = min(self.one_image_s[d], default=0.0)
+
+    def _compare_rows(self) -> None:
+        groups: dict[tuple[int, ...], tuple[int, ...]] = {}
+        numbers: dict[tuple[float, ...], int] = {}
+        self.near, self.next_s, self.row = [], [], []
+        for d, prices in enumerate(self.one_image_s):
+            least = self.least_s[d]
+            group = tuple(e for e, price in enumerate(prices) if price == least)
+            self.near.append(groups.setdefault(group, group))
+            self.next_s.append(min((price for price in prices if price > least), default=inf))
+            row = (self.hop_s[d], *self.start_s[d], *self.image_s[d])
+            self.row.append(numbers.setdefault(row, len(numbers)))

@@ -14,10 +14,10 @@ their encoders at all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from operator import add
 
+from scheduler.assignment import Assignment, assign_known
 from scheduler.cost import IMAGE_TOKENS
 from scheduler.loads import Load, Loads, RequestShape
 from scheduler.pools import Pools
@@ -26,23 +26,12 @@ STORE_FULL_S = 1000.0
 """Charged for an encoder whose store has no slot left: chosen only when all are full, since it may refuse."""
 
 
-@dataclass(slots=True)
-class Assignment:
-    """Which encoder takes which image, for one decoder; `side_s` is the dearest of them, its copy included."""
-
-    order: list[int]  # per image
-    counts: dict[int, int]  # e -> images to encode there
-    moved: dict[int, int]  # e -> images to copy from there
-    side_s: float
-    is_helped: bool = False  # by a cache
-
-
 class Pricing:
     """The prices of one request under given loads. `limit` is how many sequences a decoder may hold."""
 
     def __init__(self, pools: Pools, shape: RequestShape, loads: Loads, stall_weight: float) -> None:
         self._pools = pools
-        self._shape = shape
+        self.shape = shape
         self._units = shape.image_units
         self._stall_weight = stall_weight
         self.decoder_loads = _available(pools.decoders, loads.decoders)
@@ -52,6 +41,10 @@ class Pricing:
         self.tail_s: list[float] = []
         self.bounds: list[float] = []
         self._least_side_s = 0.0
+        # By row, for decoders of equal copy prices and images of unknown content: the best assignment, or a bound.
+        self._assigned: dict[int, Assignment] = {}
+        self._side_bounds: dict[int, float] = {}
+        self._least_first_s: float | None = None
         if shape.num_images:
             self.encoder_loads = _available(pools.encoders, loads.encoders)
             self._look_at_encoders()
@@ -121,7 +114,7 @@ class Pricing:
 
     def _find_least_side(self) -> float:
         """What no assignment to encoders, whichever the decoder, can undercut."""
-        shape = self._shape
+        shape = self.shape
         num_new = shape.num_images
         if shape.image_keys:
             known = [load.cached for load in self.encoder_loads if load is not None and load.cached]
@@ -145,7 +138,7 @@ class Pricing:
 
     def look_at_decoders(self, limit: int, max_sequences: int) -> None:
         """Fills wait, tail and bounds, by d; infinite for one that is gone or full."""
-        pools, shape = self._pools, self._shape
+        pools, shape = self._pools, self.shape
         needed, max_tokens, prompt_tokens = shape.total_tokens, shape.max_tokens, shape.prompt_tokens
         least_side, has_images = self._least_side_s, shape.num_images > 0
         least_copy = pools.least_s if self._units == 1.0 else pools.hop_s
@@ -177,7 +170,7 @@ class Pricing:
 
     def _without_cached(self, load: Load) -> tuple[int, int]:
         """Prompt tokens that a decoder must still compute, and how many of the images it has."""
-        shape = self._shape
+        shape = self.shape
         num_cached = sum(key in load.cached for key in shape.image_keys)
         saved = num_cached * shape.image_tokens
         if shape.prefix_key is not None and shape.prefix_key in load.prefixes:
@@ -187,7 +180,7 @@ class Pricing:
     def prefill_s(self, d: int) -> float:
         """Of the request on decoder `d`, less what it has cached."""
         load = self.decoder_loads[d]
-        num_tokens = self._shape.prompt_tokens if load is None else self._without_cached(load)[0]
+        num_tokens = self.shape.prompt_tokens if load is None else self._without_cached(load)[0]
         start_s, token_s, squared_s = self._pools.decode_rates[d][-3:]
         return start_s + (token_s + squared_s * num_tokens) * num_tokens
 
@@ -204,86 +197,63 @@ class Pricing:
         For equal images the dearest encoder is then as cheap as it can be. `only` and `without` restrict the
         choice; `side_s` is infinite when no encoder is left.
         """
+        if only is None and not without and not self.shape.image_keys:
+            row = self._pools.row[d]
+            found = self._assigned.get(row)
+            if found is None:
+                found = self._assigned[row] = self._assign_equal(d, self._following(d))
+                self._side_bounds[row] = found.side_s
+            return found
         following = self._following(d)
         if only is not None:
             following = [price if e in only else inf for e, price in enumerate(following)]
         for e in without:
             following[e] = inf
-        return self._assign_keyed(d, following) if self._shape.image_keys else self._assign_equal(d, following)
+        return assign_known(self, d, following) if self.shape.image_keys else self._assign_equal(d, following)
 
     def _assign_equal(self, d: int, following: list[float]) -> Assignment:
         """`assign` for images of which no cache knows anything."""
-        num_images = self._shape.num_images
+        num_images = self.shape.num_images
         counts: dict[int, int] = {}
+        prices: dict[int, float] = {}
         order = []
         price = inf
         for place in range(num_images):
             price = min(following, default=inf)
             if price == inf:
-                return Assignment([0] * num_images, {}, {}, inf)
+                return Assignment([0] * num_images, {}, {}, {}, inf)
             e = following.index(price)
             order.append(e)
+            prices[e] = price
             counts[e] = count = counts.get(e, 0) + 1
             if place + 1 < num_images:
                 following[e] = self.side_s(e, count + 1) + self.copy_s(e, d, count + 1)
-        return Assignment(order, counts, counts, price)  # prices that are taken never fall: the last is the dearest
+        # Prices that are taken never fall: the last is the dearest.
+        return Assignment(order, counts, counts, prices, price)
+
+    def side_bound_s(self, d: int) -> float:
+        """What no assignment for decoder `d` undercuts, closer than `bounds` does: by near encoders and the next."""
+        row = self._pools.row[d]
+        bound = self._side_bounds.get(row)
+        if bound is None:
+            bound = self._side_bounds[row] = self._find_side_bound(d)
+        return bound
+
+    def _find_side_bound(self, d: int) -> float:
+        if self.shape.image_keys or self._units != 1.0:
+            return 0.0
+        pools, first = self._pools, self.first_s
+        if self._least_first_s is None:
+            self._least_first_s = min(first)
+        near_s = min([first[e] for e in pools.near[d]]) + pools.least_s[d]
+        next_s = self._least_first_s + pools.next_s[d]
+        return near_s if near_s < next_s else next_s
 
     def _following(self, d: int) -> list[float]:
         """By e: the price of the first image there."""
         if self._units == 1.0:
             return list(map(add, self.first_s, self._pools.one_image_s[d]))
         return [first + self.copy_s(e, d, 1) for e, first in enumerate(self.first_s)]
-
-    def _assign_keyed(self, d: int, following: list[float]) -> Assignment:
-        shape, decoder = self._shape, self.decoder_loads[d]
-        result = Assignment([], {}, {}, 0.0)
-        had = decoder.cached if decoder is not None else ()
-        placed: dict[bytes, int] = {}
-        for key in shape.image_keys:
-            is_moved = key not in had
-            price = min(following, default=inf)
-            e = following.index(price) if following else 0
-            hit = self._hit(d, key, following, placed, result, is_moved)
-            if not is_moved:  # nothing to copy: cheaper by that much, which may be another encoder
-                price, e = self._cheapest_unmoved(d, following, result)
-            if hit is not None and hit[0] <= price:
-                price, e = hit
-                result.is_helped = True
-            else:
-                result.counts[e] = result.counts.get(e, 0) + 1
-            result.is_helped |= not is_moved
-            result.moved[e] = result.moved.get(e, 0) + is_moved
-            result.order.append(e)
-            result.side_s = max(result.side_s, price)
-            if price == inf:
-                continue
-            placed[key] = e
-            following[e] = self.side_s(e, result.counts.get(e, 0) + 1) + self.copy_s(e, d, result.moved[e] + 1)
-        return result
-
-    def _cheapest_unmoved(self, d: int, following: list[float], result: Assignment) -> tuple[float, int]:
-        prices = [
-            inf
-            if price == inf
-            else self.side_s(e, result.counts.get(e, 0) + 1) + self.copy_s(e, d, result.moved.get(e, 0))
-            for e, price in enumerate(following)
-        ]
-        price = min(prices, default=inf)
-        return price, prices.index(price) if prices else 0
-
-    def _hit(
-        self, d: int, key: bytes, following: list[float], placed: dict[bytes, int], result: Assignment, is_moved: bool
-    ) -> tuple[float, int] | None:
-        """The cheapest encoder that has the image already, or is to encode it for an earlier place; its price."""
-        best: tuple[float, int] | None = None
-        for e, load in enumerate(self.encoder_loads):
-            if load is None or following[e] == inf or not (key in load.cached or placed.get(key) == e):
-                continue
-            moved = result.moved.get(e, 0) + is_moved
-            price = self.side_s(e, result.counts.get(e, 0)) + self.copy_s(e, d, moved)
-            if best is None or price < best[0]:
-                best = (price, e)
-        return best
 
 
 def _available(names: list[str], loads: Mapping[str, Load]) -> list[Load | None]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import inf
 
 from scheduler.article import ArticleRule
+from scheduler.assignment import Assignment
 from scheduler.cost import Costs
 from scheduler.decision import ARTICLE, TEXT, Decision, Mode, NoReplica, StageChoice, StagesFull
 from scheduler.estimate import RunningEstimate
@@ -13,7 +14,7 @@ from scheduler.finish import Choice, choose
 from scheduler.loads import Load, Loads, RequestShape
 from scheduler.plan import Plan
 from scheduler.pools import Pools, costs_of
-from scheduler.pricing import Assignment, Pricing
+from scheduler.pricing import Pricing
 
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.1, 60.0
 
@@ -127,7 +128,7 @@ class Router:
             return self._told(shape, pricing, Choice(d, None, "text", TEXT), (0.0, decoder[1]))
         e, num_images = encoder[0], shape.num_images
         side_s = pricing.side_s(e, num_images) + pricing.copy_s(e, d, num_images)
-        assignment = Assignment([e] * num_images, {e: num_images}, {e: num_images}, side_s)
+        assignment = Assignment([e] * num_images, {e: num_images}, {e: num_images}, {e: side_s}, side_s)
         mode: Mode = "serial" if e in self._pools.own[d] else "split"
         return self._told(shape, pricing, Choice(d, assignment, mode, ARTICLE), (encoder[1], decoder[1]))
 
@@ -141,15 +142,17 @@ class Router:
         encode_s = transfer_s = stall_s = side_s = 0.0
         stages: list[StageChoice] = []
         if assignment is not None:
-            for e in dict.fromkeys(assignment.order):
-                num_new, num_moved = assignment.counts.get(e, 0), assignment.moved.get(e, 0)
-                ready_s, copy_s = pricing.ready_s(e, num_new), pricing.copy_s(e, d, num_moved)
-                stalled_s = pricing.stall_s(e, num_new)
-                weight = ready_s + copy_s + stalled_s if weights is None else weights[0]
+            dearest = -1
+            for e, price_s in assignment.prices.items():
+                stalled_s = pricing.stall_s(e, assignment.counts.get(e, 0)) if pools.sharing[e] else 0.0
+                weight = price_s if weights is None else weights[0]
                 stages.append(StageChoice("encode", pools.encoders[e], pools.encoder_places[e], weight))
                 stall_s += stalled_s
-                if ready_s + copy_s >= side_s:
-                    encode_s, transfer_s, side_s = ready_s, copy_s, ready_s + copy_s
+                if price_s - stalled_s > side_s:
+                    dearest, side_s = e, price_s - stalled_s
+            encode_s = pricing.ready_s(dearest, assignment.counts.get(dearest, 0))
+            transfer_s = pricing.copy_s(dearest, d, assignment.moved.get(dearest, 0))
+            side_s = encode_s + transfer_s
         finish_s = pricing.price_s(d, side_s)
         weight = finish_s if weights is None else weights[1]
         stages.append(StageChoice("decode", pools.decoders[d], pools.decoder_places[d], weight))
