@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+from client.errors import InvalidRequest, RelayClientError
+
 USAGE, FAILED, INTERRUPTED = 2, 1, 130
 
 
@@ -47,6 +49,14 @@ def _batch(arguments: argparse.Namespace) -> int:
     return FAILED if tally.num_failed or tally.num_left else 0
 
 
+def _load(arguments: argparse.Namespace) -> int:
+    from client.load import run
+
+    report = run(arguments)
+    print(report.text())
+    return FAILED if report.errors else 0
+
+
 def _build(arguments: argparse.Namespace) -> int:
     from launcher.serve import build, plan_of
 
@@ -79,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     import client.__main__ as ask
     import client.batch as batch
     import client.gateway.__main__ as gateway
+    import client.load as load
     import scheduler.__main__ as render
     import scheduler.topology.command as topology
 
@@ -109,6 +120,10 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("batch", help="answer a file of questions; run again, it does what is left")
     batch.configure(command)
     command.set_defaults(run=_batch)
+
+    command = commands.add_parser("load", help="put load on a running server and say how it did")
+    load.configure(command)
+    command.set_defaults(run=_load)
 
     command = commands.add_parser("build", help="export the vision encoder ahead of time")
     _add_plan_options(command)
@@ -145,9 +160,9 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say("interrupted")
         return INTERRUPTED
-    except (ValueError, RuntimeError, OSError) as error:  # what our packages raise for what a user can mend
+    except (ValueError, RuntimeError, OSError, RelayClientError) as error:  # what a user can mend
         _say(str(error))
-        return USAGE if isinstance(error, ValueError) else FAILED
+        return USAGE if isinstance(error, ValueError | InvalidRequest) else FAILED
 
 
 if __name__ == "__main__":

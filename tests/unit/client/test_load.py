@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import argparse
+import io
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from PIL import Image
+
+from client.errors import InvalidRequest
+from client.load import configure, run
+from client.load_plan import picture, poisson, size_from, trace
+from client.load_report import Outcome, Report, page, percentile, report_from
+
+if TYPE_CHECKING:
+    from conftest import ScriptedServer
+
+
+def _load(server: ScriptedServer, *options: str) -> Report:
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    return run(parser.parse_args(["--url", server.address, *options]))
+
+
+def _outcome(**more: object) -> Outcome:
+    given: dict[str, object] = {
+        "at_s": 0.0,
+        "late_s": 0.0,
+        "ttft_s": 0.1,
+        "total_s": 0.5,
+        "num_input_tokens": 3,
+        "num_output_tokens": 5,
+        "tokens_per_s": 10.0,
+        "error": None,
+    }
+    return Outcome(**{**given, **more})  # type: ignore[arg-type]
+
+
+def test_poisson_arrivals_come_at_their_rate_and_the_same_each_time() -> None:
+    times = list(poisson(50.0, 5000, random.Random(1)))
+
+    assert times == sorted(times)
+    assert times == list(poisson(50.0, 5000, random.Random(1)))
+    assert times[-1] == pytest.approx(100.0, rel=0.05)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (336, 336), (1024, 20)])
+def test_a_picture_is_a_png_of_its_size_and_no_two_are_alike(size: tuple[int, int]) -> None:
+    chance = random.Random(1)
+
+    first, second = picture(*size, chance), picture(*size, chance)
+
+    assert first != second
+    with Image.open(io.BytesIO(first)) as opened:
+        opened.load()
+        assert (opened.size, opened.format) == (size, "PNG")
+
+
+@pytest.mark.parametrize("text", ["336", "x", "0x5", "-1x5", "336x", "99999x1", "a×b"])
+def test_a_size_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="WIDTHxHEIGHT"):
+        size_from(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("1", ":1"), ('{"at_s": 1}\n{"at_s": 0.5}', ":2.*before"), ('{"at_s": "nan"}', ":1")]
+)
+def test_a_trace_that_is_none_is_refused_by_line(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "trace.jsonl").write_text(text)
+
+    with pytest.raises(InvalidRequest, match=words):
+        trace(tmp_path / "trace.jsonl")
+
+
+def test_a_closed_loop_sends_as_many_as_told_each_with_its_pictures(server: ScriptedServer) -> None:
+    server.play([server.chunk("a "), server.chunk("car", "stop"), server.final()])
+
+    report = _load(server, "--concurrency", "3", "--requests", "10", "--images", "8x8", "--images", "9x4")
+
+    assert (report.num_requests, report.num_answered, len(server.requests)) == (10, 10, 10)
+    assert all(request.raw_input_contents[1].count(b"PNG") == 2 for request in server.requests)
+    assert len({request.raw_input_contents[1] for request in server.requests}) == 10
+
+
+@pytest.mark.parametrize("kind", ["rate", "trace"])
+def test_an_open_loop_does_not_wait_for_answers(server: ScriptedServer, tmp_path: Path, kind: str) -> None:
+    server.play([server.late(server.chunk("a car", "stop")), server.final()])
+    (tmp_path / "trace.jsonl").write_text('{"at_s": 0.01}\n' * 8)
+    how = ["--rate", "1000", "--requests", "8"] if kind == "rate" else ["--trace", str(tmp_path / "trace.jsonl")]
+
+    report = _load(server, *how)
+
+    assert report.num_answered == 8
+    assert report.seconds < 0.35  # eight answers of 0.05 s, one after the other, would take 0.4
+
+
+def test_refusals_are_counted_by_their_code(server: ScriptedServer) -> None:
+    full = [server.fail("[UNAVAILABLE] full; retry after 1 s"), server.final()]
+    server.play(full, full, [server.chunk("yes", "stop"), server.final()])
+
+    report = _load(server, "--concurrency", "1", "--requests", "3")
+
+    assert (report.num_answered, report.errors) == (1, (("unavailable", 2),))
+
+
+@pytest.mark.parametrize("options", [["--rate", "0"], ["--requests", "0"], ["--concurrency", "0"], ["--images", "1"]])
+def test_arguments_out_of_range_are_refused(server: ScriptedServer, options: list[str]) -> None:
+    with pytest.raises(InvalidRequest):
+        _load(server, *options)
+
+
+@pytest.mark.parametrize(("percent", "value"), [(50, 2.0), (90, 4.0), (99, 4.0), (25, 1.0)])
+def test_a_percentile_is_a_value_that_was_seen(percent: float, value: float) -> None:
+    assert percentile([1.0, 2.0, 3.0, 4.0], percent) == value
+
+
+def test_the_report_counts_answers_only_but_all_lateness() -> None:
+    report = report_from([_outcome(), _outcome(error="unavailable", ttft_s=None, late_s=0.2)], 2.0)
+
+    spreads = {spread.name: spread.values for spread in report.spreads}
+    assert (report.requests_per_s, report.output_tokens_per_s) == (0.5, 2.5)
+    assert spreads["time to first token"] == (100.0, 100.0, 100.0)
+    assert spreads["time per output token"] == (100.0, 100.0, 100.0)
+    assert spreads["sent late"] == (0.0, 200.0, 200.0)
+
+
+def test_the_page_shows_the_figures_and_escapes_what_it_is_told(server: ScriptedServer, tmp_path: Path) -> None:
+    server.play([server.chunk("a "), server.chunk("car", "stop"), server.final()])
+
+    _load(server, "--requests", "4", "--html", str(tmp_path / "report.html"))
+
+    written = (tmp_path / "report.html").read_text()
+    assert "4 of 4 answered" in written
+    assert written.count("<circle") == 4
+    assert "&lt;b&gt;" in page(report_from([], 1.0), [], "<b>")
