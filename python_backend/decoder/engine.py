@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from python_backend.decoder.batch import Chunk, StepChooser
 from python_backend.decoder.budget import PromptBudget
 from python_backend.decoder.detokenize import load_tokenizer
+from python_backend.decoder.inbox import Inbox
 from python_backend.decoder.intake import check_prompt, expand_prompt, reason_to_end
 from python_backend.decoder.kv_cache import BlockPool
 from python_backend.decoder.options import EngineOptions, EngineStatus
@@ -36,8 +37,6 @@ from python_backend.errors import (
     Cancelled,
     DeadlineExceeded,
     InternalError,
-    InvalidRequest,
-    Overloaded,
     PeerGone,
     RelayError,
 )
@@ -50,8 +49,8 @@ logger = logging.getLogger(__name__)
 class Engine:
     """Continuous batching of generations on one device.
 
-    `submit`, `cancel` and `status` are for any thread. Everything else of the state is the engine thread's,
-    which takes new sequences from `_inbox`; the lock guards `_inbox`, `_live` and `_is_closing`.
+    `submit`, `cancel` and `status` are for any thread; they reach the engine thread, which owns all other state,
+    through the inbox.
     """
 
     def __init__(
@@ -78,10 +77,7 @@ class Engine:
         self._budget = PromptBudget(options.step_limit_s, options.max_step_tokens)
         self._status = EngineStatus(free_blocks=runner.num_blocks, total_blocks=runner.num_blocks)
         self._serials = count()
-        self._changed = threading.Condition()
-        self._inbox: list[Sequence] = []
-        self._live: dict[str, Sequence] = {}
-        self._is_closing = False
+        self._inbox = Inbox(options.max_waiting)
         self._thread = threading.Thread(target=self._loop, name="decoder-engine", daemon=True)
 
     @classmethod
@@ -118,9 +114,7 @@ class Engine:
 
     def close(self) -> None:
         """End all requests with `PeerGone` and stop the engine thread; returns when it has stopped."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify()
+        self._inbox.close()
         if self._thread.ident is not None:
             self._thread.join()
         else:
@@ -144,28 +138,12 @@ class Engine:
         check_prompt(request, len(prompt[0]), self._runner.config, self.context_tokens)
         seed = self._draw_seed() if request.sampling.seed is None else request.sampling.seed
         sequence = Sequence(request, emit, next(self._serials), prompt, self._tokenizer, seed)
-        with self._changed:
-            if self._is_closing:
-                raise PeerGone("the decoder is closing")
-            if request.request_id in self._live:
-                raise InvalidRequest(f"request id {request.request_id!r} is in use")
-            num_waiting = len(self._inbox) + self._status.num_waiting
-            if num_waiting >= self._options.max_waiting:
-                limit = self._options.max_waiting
-                raise Overloaded(f"{num_waiting} requests wait for the decoder, the limit is {limit}")
-            self._live[request.request_id] = sequence
-            self._inbox.append(sequence)
-            self._changed.notify()
+        sequence.resume_text(self._runner.config.eos_ids, self.context_tokens)
+        self._inbox.put(sequence)
 
     def cancel(self, request_id: str) -> bool:
         """End a request with `Cancelled` before its next token; False when it is not here (any more)."""
-        with self._changed:
-            sequence = self._live.get(request_id)
-            if sequence is None:
-                return False
-            sequence.is_cancelled = True
-            self._changed.notify()
-            return True
+        return self._inbox.cancel(request_id)
 
     def status(self) -> EngineStatus:
         """Counts as of the end of the last step."""
@@ -180,8 +158,9 @@ class Engine:
     def _loop(self) -> None:
         if self._options.num_threads is not None:
             torch.set_num_threads(self._options.num_threads)
-        while self._take_in():
+        while self._inbox.wait():
             try:
+                self._take_in()
                 self._end_unwanted()
                 chunks = self._chooser.choose(self._budget)
                 if chunks:
@@ -194,19 +173,12 @@ class Engine:
         self._end_all(PeerGone("the decoder is closing"))
         self._report()
 
-    def _take_in(self) -> bool:
-        """Wait until there is something to do, and queue what was submitted; False when closing."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closing or self._live)
-            arrived, self._inbox = self._inbox, []
-            is_open = not self._is_closing
-            self._status = replace(self._status, num_waiting=self._status.num_waiting + len(arrived))
-        for sequence in arrived:
+    def _take_in(self) -> None:
+        """Queue what was submitted; one that was complete before it came ends at once."""
+        for sequence in self._inbox.take():
             self._chooser.add(sequence)
-            sequence.resume_text(self._runner.config.eos_ids, self.context_tokens)
             if sequence.finish_reason is not None:
                 self._give(sequence, sequence.delta())
-        return is_open
 
     def _end_unwanted(self) -> None:
         """End what was cancelled or is too late."""
@@ -259,12 +231,16 @@ class Engine:
         )
 
     def _advance(self, sequence: Sequence, choice: Choice) -> None:
-        token_id = choice.chosen.token_id
+        try:
+            text = sequence.append(choice.chosen.token_id, self._runner.config.eos_ids, self.context_tokens)
+            wants_logprobs = sequence.sampling.logprobs is not None
+            logprobs = (describe(choice, self._tokenizer),) if wants_logprobs else ()
+        except Exception as error:
+            logger.exception("%s: its token has no text", sequence.request.request_id)
+            self._fail(sequence, InternalError(f"the tokenizer failed: {type(error).__name__}"))
+            return
         sequence.cumulative_logprob += choice.chosen.logprob
-        text = sequence.append(token_id, self._runner.config.eos_ids, self.context_tokens)
-        wants_logprobs = sequence.sampling.logprobs is not None
-        logprobs = (describe(choice, self._tokenizer),) if wants_logprobs else ()
-        self._give(sequence, sequence.delta((token_id,), text, logprobs))
+        self._give(sequence, sequence.delta((choice.chosen.token_id,), text, logprobs))
 
     def _fail(self, sequence: Sequence, error: RelayError, is_poisoned: bool = False) -> None:
         self._give(sequence, sequence.delta(error=error), is_poisoned)
@@ -284,21 +260,18 @@ class Engine:
         unheld = self._chooser.remove(sequence, is_poisoned)
         if is_poisoned:
             self._runner.clear(unheld)
-        with self._changed:
-            del self._live[sequence.request.request_id]
+        self._inbox.forget(sequence)
 
     def _end_all(self, error: RelayError) -> None:
-        with self._changed:
-            arrived, self._inbox = self._inbox, []
-            live = list(self._live.values())
-        for sequence in arrived:
+        for sequence in self._inbox.take():
             self._chooser.add(sequence)
-        for sequence in live:
+        for sequence in self._inbox.live():
             self._fail(sequence, error)
 
     def _report(self) -> None:
         """Publish the counts."""
         chooser = self._chooser
+        self._inbox.note_queued(len(chooser.waiting))
         known = (*chooser.running, *chooser.waiting)
         self._status = replace(
             self._status,

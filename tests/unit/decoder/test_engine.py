@@ -188,6 +188,22 @@ def test_a_request_that_breaks_the_model_ends_alone(
     assert later == [case.answer for case in cases]
 
 
+def test_a_request_whose_text_cannot_be_made_ends_alone(start_engine: StartEngine, cases: list[Case]) -> None:
+    harness = start_engine()
+    broken = Receiver()
+
+    def break_text(_: Delta) -> None:
+        (sequence,) = (each for each in harness.engine._chooser.running if each.emit is broken)
+        sequence.text = None  # type: ignore[assignment]
+
+    broken.on_delta = lambda delta: None if delta.is_final else break_text(delta)
+    harness.submit(cases[1], "broken", broken)
+    well = harness.submit(cases[2], "well")
+
+    assert error_of(broken).code == "INTERNAL"
+    assert well.token_ids() == cases[2].answer
+
+
 def test_blocks_of_a_broken_request_are_not_shared(start_engine: StartEngine, cases: list[Case]) -> None:
     harness = start_engine(max_step_tokens=32)
     case = cases[12]  # 53 tokens: its first chunk is shared before its logits are known
