@@ -12,6 +12,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+KEEP_ALIVE_S = 75  # clients give idle connections up after 5 s (httpx): closed at the same time, requests are lost
 DRAIN_S = 30.0  # how long running answers may take to finish
 
 
@@ -56,6 +57,7 @@ class GatewayServer(uvicorn.Server):
                 timeout_graceful_shutdown=int(drain_s),
                 lifespan="on",
                 ws="none",
+                timeout_keep_alive=KEEP_ALIVE_S,
             )
         )
 

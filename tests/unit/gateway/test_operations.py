@@ -216,3 +216,10 @@ def test_stopping_ends_watchers_and_lets_a_running_answer_finish(upstream: Upstr
 def test_settings_out_of_range_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(InvalidRequest, match=name if name not in ("url", "api_keys") else "address|API key"):
         Settings(**{name: value})  # type: ignore[arg-type]
+
+
+def test_an_idle_connection_is_given_up_by_the_client_first(gateway: Gateway) -> None:
+    client_s = httpx.Limits().keepalive_expiry
+
+    assert client_s is not None
+    assert gateway.server.config.timeout_keep_alive > 2 * client_s
