@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve up test lint unit integration slow browser bench clean
+.PHONY: help setup demo serve up test lint unit integration slow browser clients bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -45,6 +45,11 @@ slow: setup ## long runs: 20,000 requests (SOAK_REQUESTS), memory and threads co
 browser: ## the Chromium that drives the page's tests, from Debian (as root)
 	apt-get update -qq
 	apt-get install -y --no-install-recommends chromium chromium-driver fonts-dejavu-core
+
+clients: ## LangChain, LiteLLM and aiperf in an environment of their own, for the tests of the gateway
+	test -x build/clients/bin/python || $(PYTHON) -m venv build/clients
+	build/clients/bin/python -m pip install --quiet --disable-pip-version-check \
+	    langchain-openai==1.7.4 litellm==1.110.2 aiperf==0.13.0
 
 bench: setup ## handle against tensor passing, on the real server
 	$(BIN)/python -m benchmarks.handle_vs_tensor

@@ -17,6 +17,8 @@ from tests.unit.gateway.conftest import Gateway
 pytestmark = pytest.mark.server
 
 EXAMPLES = Path("examples")
+CLIENTS = Path("build/clients/bin")
+needs_clients = pytest.mark.skipif(not CLIENTS.is_dir(), reason="no other clients: make clients")
 
 
 def _run(*command: str) -> str:
@@ -36,6 +38,8 @@ def test_every_example_is_tested() -> None:
     assert {path.name for path in EXAMPLES.iterdir()} == {
         "README.md",
         "curl.sh",
+        "langchain_chat.py",
+        "litellm_chat.py",
         "openai_python.py",
         "tritonclient_async.py",
         "tritonclient_sync.py",
@@ -56,6 +60,43 @@ def test_openai_python(gateway: Gateway, answer: str) -> None:
     assert first == answer
     assert "tokens in" in counts
     assert second
+
+
+@needs_clients
+@pytest.mark.parametrize("name", ["langchain_chat.py", "litellm_chat.py"])
+def test_other_clients(gateway: Gateway, answer: str, name: str) -> None:
+    whole, streamed, counts = _run(str(CLIENTS / "python"), str(EXAMPLES / name), gateway.url).splitlines()
+
+    assert (whole, streamed) == (answer, answer)
+    assert counts.endswith("out")
+
+
+@needs_clients
+def test_aiperf(gateway: Gateway, tmp_path: Path) -> None:
+    num_requests, num_tokens = 8, 6
+    options = {
+        "model": "llava",
+        "url": gateway.url,
+        "endpoint-type": "chat",
+        "tokenizer": "demo/checkpoint",
+        "concurrency": 4,
+        "request-count": num_requests,
+        "image-width-mean": 336,
+        "image-height-mean": 336,
+        "synthetic-input-tokens-mean": 20,
+        "output-tokens-mean": num_tokens,
+        "extra-inputs": "ignore_eos:true",
+        "ui": "none",
+        "output-artifact-dir": tmp_path,
+    }
+    given = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+
+    _run(str(CLIENTS / "aiperf"), "profile", "--streaming", "--use-server-token-count", "--no-gpu-telemetry", *given)
+
+    told = json.loads((tmp_path / "profile_export_aiperf.json").read_text())
+    assert told["request_count"]["avg"] == num_requests
+    assert told["output_sequence_length"]["avg"] == num_tokens
+    assert told["error_summary"] == []
 
 
 def test_tritonclient_sync(server: Server, answer: str) -> None:
