@@ -11,7 +11,7 @@ from scheduler.pools import Pools
 from scheduler.pricing import Pricing
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
     """What a policy chose, by index. `assignment` is None without images."""
 
@@ -22,7 +22,7 @@ class Choice:
     alternative: Alternative | None = None
 
 
-def least_finish(pricing: Pricing, has_images: bool) -> tuple[int, Assignment | None]:
+def least_finish(pools: Pools, pricing: Pricing, has_images: bool) -> tuple[int, Assignment | None]:
     """The decoder with the least price, the first of equals, and its encoders; the decoder is -1 if all are full.
 
     Decoders are looked at in the order of their bounds, only while a bound is below the best price so far.
@@ -38,11 +38,15 @@ def least_finish(pricing: Pricing, has_images: bool) -> tuple[int, Assignment | 
     best_s = pricing.price_s(d, best.side_s)
     if best_s == least and d == 0:
         return best_d, best
-    waits_s, tails_s, side_bound_s = pricing.wait_s, pricing.tail_s, pricing.side_bound_s
-    for bound, d in sorted([(bound, d) for d, bound in enumerate(bounds) if bound <= best_s]):
-        if bound > best_s:
+    waits_s, tails_s, rows, known = pricing.wait_s, pricing.tail_s, pools.row, pricing.side_bounds
+    candidates = [d for d, bound in enumerate(bounds) if bound <= best_s]
+    candidates.sort(key=bounds.__getitem__)
+    for d in candidates:
+        if bounds[d] > best_s:
             break
-        side_s, wait_s = side_bound_s(d), waits_s[d]
+        side_s, wait_s = known.get(rows[d]), waits_s[d]
+        if side_s is None:
+            side_s = pricing.find_side_bound(d)
         price_s = (side_s if side_s > wait_s else wait_s) + tails_s[d]
         if price_s > best_s or (price_s == best_s and d >= best_d):
             continue
@@ -59,7 +63,7 @@ def choose(pools: Pools, pricing: Pricing, has_images: bool, modes: dict[str, Mo
     `modes` has the last mode by decoder device and is brought up to date: a mode is left only when the other
     one's encode side is cheaper by more than the share `hysteresis` of it.
     """
-    d, assignment = least_finish(pricing, has_images)
+    d, assignment = least_finish(pools, pricing, has_images)
     if assignment is None or d < 0:
         return Choice(d, None, "text", TEXT)
     place = pools.decoder_places[d]

@@ -43,7 +43,7 @@ class Pricing:
         self._least_side_s = 0.0
         # By row, for decoders of equal copy prices and images of unknown content: the best assignment, or a bound.
         self._assigned: dict[int, Assignment] = {}
-        self._side_bounds: dict[int, float] = {}
+        self.side_bounds: dict[int, float] = {}
         self._least_first_s: float | None = None
         if shape.num_images:
             self.encoder_loads = _available(pools.encoders, loads.encoders)
@@ -121,8 +121,9 @@ class Pricing:
             num_new = sum(not any(key in keys for keys in known) for key in set(shape.image_keys))
         if num_new == 0:
             return min((self.side_s(e, 0) for e in range(len(self.encoder_loads))), default=inf)
-        if num_new == 1:
-            return min(self.first_s, default=inf)
+        least = min(self.first_s, default=inf)
+        if num_new == 1 or self.first_s.count(least) >= num_new:  # an encoder each, at one price
+            return least
         return self._spread(list(self.first_s), num_new)
 
     def _spread(self, following: list[float], num_images: int) -> float:
@@ -141,6 +142,7 @@ class Pricing:
         pools, shape = self._pools, self.shape
         needed, max_tokens, prompt_tokens = shape.total_tokens, shape.max_tokens, shape.prompt_tokens
         least_side, has_images = self._least_side_s, shape.num_images > 0
+        is_known = bool(shape.image_keys) or shape.prefix_key is not None
         least_copy = pools.least_s if self._units == 1.0 else pools.hop_s
         add_wait, add_tail, add_bound = self.wait_s.append, self.tail_s.append, self.bounds.append
         for load, copy_s, hop_s, (step_s, weight_s, context_s, sequence_s, start_s, token_s, squared_s) in zip(
@@ -155,18 +157,19 @@ class Pricing:
             compute_s = (running + 1) * sequence_s
             generate_s = max_tokens * (step_s + (read_s if read_s > compute_s else compute_s))
             wait_s = 0.0 if running < max_sequences else generate_s * (running - max_sequences + 1) / max_sequences
-            free = load.free_kv_tokens
-            if free is not None and free < needed:
+            if (free := load.free_kv_tokens) is not None and free < needed:
                 wait_s += generate_s * (needed - free) / needed
             num_tokens = prompt_tokens
-            if load.cached or load.prefixes:
+            if is_known and (load.cached or load.prefixes):
                 num_tokens, num_cached = self._without_cached(load)
                 copy_s = hop_s if num_cached else copy_s
             tail_s = start_s + (token_s + squared_s * num_tokens) * num_tokens + generate_s
-            side_s = least_side + copy_s if has_images else 0.0
             add_wait(wait_s)
             add_tail(tail_s)
-            add_bound((side_s if side_s > wait_s else wait_s) + tail_s)
+            if has_images and (side_s := least_side + copy_s) > wait_s:
+                add_bound(side_s + tail_s)
+            else:
+                add_bound(wait_s + tail_s)
 
     def _without_cached(self, load: Load) -> tuple[int, int]:
         """Prompt tokens that a decoder must still compute, and how many of the images it has."""
@@ -202,7 +205,7 @@ class Pricing:
             found = self._assigned.get(row)
             if found is None:
                 found = self._assigned[row] = self._assign_equal(d, self._following(d))
-                self._side_bounds[row] = found.side_s
+                self.side_bounds[row] = found.side_s
             return found
         following = self._following(d)
         if only is not None:
@@ -231,23 +234,18 @@ class Pricing:
         # Prices that are taken never fall: the last is the dearest.
         return Assignment(order, counts, counts, prices, price)
 
-    def side_bound_s(self, d: int) -> float:
-        """What no assignment for decoder `d` undercuts, closer than `bounds` does: by near encoders and the next."""
-        row = self._pools.row[d]
-        bound = self._side_bounds.get(row)
-        if bound is None:
-            bound = self._side_bounds[row] = self._find_side_bound(d)
+    def find_side_bound(self, d: int) -> float:
+        """What no assignment for `d` and its like undercuts, by near encoders and the next; noted in `side_bounds`."""
+        bound = 0.0
+        if not self.shape.image_keys and self._units == 1.0:
+            pools, first = self._pools, self.first_s
+            if self._least_first_s is None:
+                self._least_first_s = min(first)
+            near_s = min([first[e] for e in pools.near[d]]) + pools.least_s[d]
+            next_s = self._least_first_s + pools.next_s[d]
+            bound = near_s if near_s < next_s else next_s
+        self.side_bounds[self._pools.row[d]] = bound
         return bound
-
-    def _find_side_bound(self, d: int) -> float:
-        if self.shape.image_keys or self._units != 1.0:
-            return 0.0
-        pools, first = self._pools, self.first_s
-        if self._least_first_s is None:
-            self._least_first_s = min(first)
-        near_s = min([first[e] for e in pools.near[d]]) + pools.least_s[d]
-        next_s = self._least_first_s + pools.next_s[d]
-        return near_s if near_s < next_s else next_s
 
     def _following(self, d: int) -> list[float]:
         """By e: the price of the first image there."""

@@ -84,9 +84,14 @@ def test_the_decision_is_the_cheapest_of_all_placements(world: tuple[Plan, Loads
         assert price_s == pytest.approx(min(prices), rel=1e-9)
 
 
+def pools_of(placed: Plan) -> Pools:
+    """The plan's replicas at uneven costs."""
+    return Pools(placed, costs_of(placed, uneven))
+
+
 def priced(placed: Plan, now: Loads, shape: RequestShape) -> Pricing:
     """All prices of a request."""
-    pricing = Pricing(Pools(placed, costs_of(placed, uneven)), shape, now, stall_weight=1.0)
+    pricing = Pricing(pools_of(placed), shape, now, stall_weight=1.0)
     pricing.look_at_decoders(12, 8)
     return pricing
 
@@ -116,7 +121,7 @@ def test_leaving_decoders_out_by_their_bound_leaves_out_no_better_one(
             everything.append((pricing.price_s(d, side_s), d))
             assert pricing.bounds[d] <= pricing.price_s(d, side_s)
 
-    d, assignment = least_finish(pricing, shape.num_images > 0)
+    d, assignment = least_finish(pools_of(world[0]), pricing, shape.num_images > 0)
 
     found = (pricing.price_s(d, assignment.side_s if assignment else 0.0), d) if d >= 0 else None
     assert found == (min(everything) if everything else None)
