@@ -74,7 +74,9 @@ class DecoderWeights:
     """All tensors of the language model, of one dtype and on one device."""
 
     embedding: torch.Tensor  # (vocab, width)
-    layers: tuple[LayerWeights, ...]
+    layers: Iterator[
+        LayerWeights
+    ]  # read one at a time, so that memory need not hold them twice; may raise BadCheckpoint
     norm: torch.Tensor  # (width,)
     head: torch.Tensor  # (vocab, width)
 
@@ -218,9 +220,7 @@ def _file_of_each_tensor(checkpoint: Path) -> dict[str, Path]:
         return dict.fromkeys(file.keys(), single)
 
 
-def read_weights(
-    checkpoint: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device
-) -> DecoderWeights:
+def read_weights(checkpoint: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> DecoderWeights:
     """The language model's tensors in `dtype` on `device`; the vision tower's are not read.
 
     Raises:
@@ -228,6 +228,19 @@ def read_weights(
     """
     with TensorFiles(checkpoint) as files:
         prefix, head_prefix = _layout(checkpoint, files)
+        shape = (config.vocab_size, config.width)
+        embedding = files.read(f"{prefix}embed_tokens.weight", shape).to(device=device, dtype=dtype)
+        head = embedding
+        if not config.is_tied:
+            head = files.read(f"{head_prefix}lm_head.weight", shape).to(device=device, dtype=dtype)
+        norm = files.read(f"{prefix}norm.weight", (config.width,)).to(device=device, dtype=dtype)
+    return DecoderWeights(embedding, _read_layers(checkpoint, prefix, config, dtype, device), norm, head)
+
+
+def _read_layers(
+    checkpoint: Path, prefix: str, config: DecoderConfig, dtype: torch.dtype, device: torch.device
+) -> Iterator[LayerWeights]:
+    with TensorFiles(checkpoint) as files:
 
         def read(name: str, *shape: int) -> torch.Tensor:
             return files.read(prefix + name, shape).to(device=device, dtype=dtype)
@@ -235,16 +248,8 @@ def read_weights(
         def read_optional(name: str, *shape: int) -> torch.Tensor | None:
             return read(name, *shape) if prefix + name in files else None
 
-        embedding = read("embed_tokens.weight", config.vocab_size, config.width)
-        head_name = f"{head_prefix}lm_head.weight"
-        if config.is_tied:
-            head = embedding
-        else:
-            head = files.read(head_name, (config.vocab_size, config.width)).to(device=device, dtype=dtype)
-        layers = tuple(
-            _read_layer(f"layers.{index}.", config, read, read_optional) for index in range(config.num_layers)
-        )
-        return DecoderWeights(embedding, layers, read("norm.weight", config.width), head)
+        for index in range(config.num_layers):
+            yield _read_layer(f"layers.{index}.", config, read, read_optional)
 
 
 def _layout(checkpoint: Path, files: TensorFiles) -> tuple[str, str]:
