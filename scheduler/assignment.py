@@ -14,6 +14,7 @@ class Prices(Protocol):
 
     shape: RequestShape
     encoder_loads: list[Load | None]
+    holders: dict[bytes, list[int]]  # by key of an image: the encoders that have it
     decoder_loads: list[Load | None]
 
     def side_s(self, e: int, num_images: int) -> float:
@@ -92,8 +93,9 @@ def _hit(
 ) -> tuple[float, int] | None:
     """The cheapest encoder that has the image already, or is to encode it for an earlier place; its price."""
     best: tuple[float, int] | None = None
-    for e, load in enumerate(prices.encoder_loads):
-        if load is None or following[e] == inf or not (key in load.cached or placed.get(key) == e):
+    earlier = (placed[key],) if key in placed else ()
+    for e in sorted({*prices.holders[key], *earlier}):
+        if following[e] == inf:
             continue
         moved = result.moved.get(e, 0) + is_moved
         price = prices.side_s(e, result.counts.get(e, 0)) + prices.copy_s(e, d, moved)

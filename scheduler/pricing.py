@@ -41,6 +41,8 @@ class Pricing:
         self.tail_s: list[float] = []
         self.bounds: list[float] = []
         self._least_side_s = 0.0
+        self.holders: dict[bytes, list[int]] = {}  # by key of an image: the encoders that have it
+        self._with_images: set[int] = set()  # decoders that have an image of ours
         # By row, for decoders of equal copy prices and images of unknown content: the best assignment, or a bound.
         self._assigned: dict[int, Assignment] = {}
         self.side_bounds: dict[int, float] = {}
@@ -48,6 +50,7 @@ class Pricing:
         if shape.num_images:
             self.encoder_loads = _available(pools.encoders, loads.encoders)
             self._look_at_encoders()
+            self._look_at_caches()
             self._least_side_s = self._find_least_side()
 
     # -- encoders -----------------------------------------------------------------------------------------
@@ -67,6 +70,23 @@ class Pricing:
                 seconds += beside * (batch_s * -(-units // max_batch) + image_s * units)
             free = load.free_slots
             add_first(seconds if free is None or free >= 1 else seconds + STORE_FULL_S)
+
+    def _look_at_caches(self) -> None:
+        """Fills `holders` and `_with_images`; the first stays empty where the keys say nothing."""
+        keys = self.shape.image_keys
+        if not keys:
+            return
+        holders: dict[bytes, list[int]] = {key: [] for key in keys}
+        for e, load in enumerate(self.encoder_loads):
+            if load is not None and (cached := load.cached):
+                for key, found in holders.items():
+                    if key in cached:
+                        found.append(e)
+        for d, load in enumerate(self.decoder_loads):
+            if load is not None and (cached := load.cached) and any(key in cached for key in holders):
+                self._with_images.add(d)
+        if len(holders) < len(keys) or self._with_images or any(holders.values()):
+            self.holders = holders
 
     def _running_beside(self, decoders: list[int]) -> float:
         """The sequences that run on an encoder's device, times the price of a second that one of them waits."""
@@ -116,9 +136,8 @@ class Pricing:
         """What no assignment to encoders, whichever the decoder, can undercut."""
         shape = self.shape
         num_new = shape.num_images
-        if shape.image_keys:
-            known = [load.cached for load in self.encoder_loads if load is not None and load.cached]
-            num_new = sum(not any(key in keys for keys in known) for key in set(shape.image_keys))
+        if self.holders:
+            num_new = sum([not found for found in self.holders.values()])
         if num_new == 0:
             return min((self.side_s(e, 0) for e in range(len(self.encoder_loads))), default=inf)
         least = min(self.first_s, default=inf)
@@ -142,7 +161,7 @@ class Pricing:
         pools, shape = self._pools, self.shape
         needed, max_tokens, prompt_tokens = shape.total_tokens, shape.max_tokens, shape.prompt_tokens
         least_side, has_images = self._least_side_s, shape.num_images > 0
-        is_known = bool(shape.image_keys) or shape.prefix_key is not None
+        is_known = bool(self._with_images) or shape.prefix_key is not None
         least_copy = pools.least_s if self._units == 1.0 else pools.hop_s
         add_wait, add_tail, add_bound = self.wait_s.append, self.tail_s.append, self.bounds.append
         for load, copy_s, hop_s, (step_s, weight_s, context_s, sequence_s, start_s, token_s, squared_s) in zip(
@@ -200,19 +219,22 @@ class Pricing:
         For equal images the dearest encoder is then as cheap as it can be. `only` and `without` restrict the
         choice; `side_s` is infinite when no encoder is left.
         """
-        if only is None and not without and not self.shape.image_keys:
-            row = self._pools.row[d]
-            found = self._assigned.get(row)
-            if found is None:
-                found = self._assigned[row] = self._assign_equal(d, self._following(d))
-                self.side_bounds[row] = found.side_s
-            return found
-        following = self._following(d)
-        if only is not None:
-            following = [price if e in only else inf for e, price in enumerate(following)]
-        for e in without:
-            following[e] = inf
-        return assign_known(self, d, following) if self.shape.image_keys else self._assign_equal(d, following)
+        if only is not None or without or d in self._with_images:
+            following = self._following(d)
+            if only is not None:
+                following = [price if e in only else inf for e, price in enumerate(following)]
+            for e in without:
+                following[e] = inf
+            return self._assign(d, following)
+        row = self._pools.row[d]
+        found = self._assigned.get(row)
+        if found is None:
+            found = self._assigned[row] = self._assign(d, self._following(d))
+            self.side_bounds[row] = found.side_s
+        return found
+
+    def _assign(self, d: int, following: list[float]) -> Assignment:
+        return assign_known(self, d, following) if self.holders else self._assign_equal(d, following)
 
     def _assign_equal(self, d: int, following: list[float]) -> Assignment:
         """`assign` for images of which no cache knows anything."""
@@ -235,15 +257,21 @@ class Pricing:
         return Assignment(order, counts, counts, prices, price)
 
     def find_side_bound(self, d: int) -> float:
-        """What no assignment for `d` and its like undercuts, by near encoders and the next; noted in `side_bounds`."""
+        """What no assignment for `d` undercuts, by near encoders, the next, and those that have an image.
+
+        Noted in `side_bounds` for all decoders of its row; 0 where a decoder itself has an image.
+        """
         bound = 0.0
-        if not self.shape.image_keys and self._units == 1.0:
+        if not self._with_images and self._units == 1.0:
             pools, first = self._pools, self.first_s
             if self._least_first_s is None:
                 self._least_first_s = min(first)
             near_s = min([first[e] for e in pools.near[d]]) + pools.least_s[d]
-            next_s = self._least_first_s + pools.next_s[d]
-            bound = near_s if near_s < next_s else next_s
+            new_s = min(near_s, self._least_first_s + pools.next_s[d])
+            bound = 0.0 if self.holders else new_s
+            for found in self.holders.values():
+                had_s = [self.side_s(e, 0) + self.copy_s(e, d, 1) for e in found]
+                bound = max(bound, min([new_s, *had_s]))
         self.side_bounds[self._pools.row[d]] = bound
         return bound
 

@@ -67,6 +67,7 @@ def decided(placed: Plan, now: Loads, shape: RequestShape, costs: Costs = uneven
 
 
 @given(worlds(), st.integers(0, 3))
+@settings(deadline=None)  # other work shares the CPU
 def test_the_decision_is_the_cheapest_of_all_placements(world: tuple[Plan, Loads], num_images: int) -> None:
     placed, now = world
     shape = image_shape(num_images)
@@ -109,7 +110,7 @@ def shapes(draw: st.DrawFn) -> RequestShape:
 
 
 @given(worlds(most=6, has_keys=True), shapes())
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_leaving_decoders_out_by_their_bound_leaves_out_no_better_one(
     world: tuple[Plan, Loads], shape: RequestShape
 ) -> None:
@@ -128,6 +129,7 @@ def test_leaving_decoders_out_by_their_bound_leaves_out_no_better_one(
 
 
 @given(worlds(), st.integers(0, 3))
+@settings(deadline=None)  # other work shares the CPU
 def test_what_is_not_available_is_not_chosen(world: tuple[Plan, Loads], num_images: int) -> None:
     placed, now = world
 
@@ -139,6 +141,7 @@ def test_what_is_not_available_is_not_chosen(world: tuple[Plan, Loads], num_imag
 
 
 @given(worlds(), st.integers(0, 3))
+@settings(deadline=None)  # other work shares the CPU
 def test_an_error_says_which_stage_is_missing(world: tuple[Plan, Loads], num_images: int) -> None:
     placed, now = world
     has_decoder = any(load.is_available for load in now.decoders.values())
@@ -157,6 +160,7 @@ more = st.fixed_dictionaries(
 
 
 @given(worlds(is_hybrid=False), st.integers(0, 2), st.integers(0, 5), more)
+@settings(deadline=None)  # other work shares the CPU
 def test_more_load_makes_a_replica_no_more_attractive(
     world: tuple[Plan, Loads], num_images: int, at: int, added: dict[str, int]
 ) -> None:
@@ -178,6 +182,7 @@ def test_more_load_makes_a_replica_no_more_attractive(
 
 
 @given(worlds(), st.integers(1, 3), st.integers(0, 5), more)
+@settings(deadline=None)  # other work shares the CPU
 def test_more_load_anywhere_makes_nothing_cheaper(
     world: tuple[Plan, Loads], num_images: int, at: int, added: dict[str, int]
 ) -> None:
@@ -197,6 +202,7 @@ def test_more_load_anywhere_makes_nothing_cheaper(
 
 
 @given(worlds(), st.lists(st.tuples(st.integers(1, 3), st.integers(0, 6), st.integers(0, 6)), max_size=12))
+@settings(deadline=None)  # other work shares the CPU
 def test_a_mode_changes_only_for_a_gain_above_the_hysteresis(
     world: tuple[Plan, Loads], requests: list[tuple[int, int, int]]
 ) -> None:
@@ -219,6 +225,7 @@ def test_a_mode_changes_only_for_a_gain_above_the_hysteresis(
 
 
 @given(worlds(has_keys=True), st.lists(shapes(), max_size=6))
+@settings(deadline=None)  # other work shares the CPU
 def test_the_same_requests_are_placed_the_same_way(world: tuple[Plan, Loads], requests: list[RequestShape]) -> None:
     placed, now = world
     one, other = Router(placed, uneven), Router(placed, uneven)
