@@ -45,7 +45,7 @@ function take(kind, data) {
     requests.set(value.key, value);
     while (requests.size > SHOWN_POINTS) requests.delete(requests.keys().next().value);
     showRequests();
-    showCurve();
+    showCurves();
   }
   if (kind === "gauges") showGauges(value);
 }
@@ -113,12 +113,18 @@ function cell(words, small) {
   return made;
 }
 
-function showCurve() {
-  const times = [...requests.values()].map((request) => request.ttft_ms).filter((ms) => ms !== null);
-  const curve = find("curve");
+function showCurves() {
+  const known = [...requests.values()];
+  showCurve("ttft", known.map((request) => request.ttft_ms));
+  showCurve("tpot", known.map((request) => request.tokens_per_s && 1000 / request.tokens_per_s));
+}
+
+function showCurve(id, values) {
+  const times = values.filter((ms) => ms !== null && ms > 0);
   if (times.length === 0) return;
   const highest = Math.max(...times);
   const width = 300 / Math.max(times.length, 12);
+  const curve = find(id);
   curve.replaceChildren(
     ...times.map((ms, place) => {
       const bar = document.createElementNS(SVG, "rect");
@@ -130,7 +136,11 @@ function showCurve() {
       return bar;
     }),
   );
-  const latest = times[times.length - 1];
-  curve.setAttribute("aria-label", `the last ${times.length} answers; latest ${latest.toFixed(0)} ms, highest ${highest.toFixed(0)} ms`);
-  find("curve-words").textContent = `latest ${latest.toFixed(0)} ms, highest ${highest.toFixed(0)} ms`;
+  const words = `latest ${inMs(times[times.length - 1])}, highest ${inMs(highest)}`;
+  curve.setAttribute("aria-label", `the last ${times.length} answers: ${words}`);
+  find(`${id}-words`).textContent = words;
+}
+
+function inMs(ms) {
+  return `${ms < 10 ? ms.toFixed(1) : ms.toFixed(0)} ms`;
 }

@@ -56,7 +56,8 @@ class Page:
         return self.until(self.element("send").is_enabled)
 
 
-def _start_browser(tmp_path_factory: pytest.TempPathFactory) -> webdriver.Chrome:
+def start_browser(tmp_path_factory: pytest.TempPathFactory) -> webdriver.Chrome:
+    """A headless Chromium with an empty profile."""
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium") or ""
     profile = tmp_path_factory.mktemp("chromium")
@@ -70,7 +71,7 @@ def _start_browser(tmp_path_factory: pytest.TempPathFactory) -> webdriver.Chrome
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
     """One Chromium for all tests of the module."""
-    started = _start_browser(tmp_path_factory)
+    started = start_browser(tmp_path_factory)
     yield started
     started.quit()
 
