@@ -130,6 +130,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--force", action="store_true", help="export also when a current one is there")
     command.set_defaults(run=_build)
 
+    command = commands.add_parser("plan", help="show where a profile's replicas go, and why")
+    render.configure_plan(command)
+    command.set_defaults(run=render.run_plan)
+
     command = commands.add_parser("render", help="write a profile's placement into a model repository")
     render.configure(command)
     command.set_defaults(run=render.run)
