@@ -114,8 +114,7 @@ def hub_name(name: str) -> str:
 def save_weights(model: LlavaForConditionalGeneration, folder: Path) -> None:
     """Write `model.safetensors` in float16 under the hub's names, at once or not at all."""
     tensors = {
-        hub_name(name): tensor.to(torch.float16).contiguous().clone()
-        for name, tensor in model.state_dict().items()
+        hub_name(name): tensor.to(torch.float16).contiguous().clone() for name, tensor in model.state_dict().items()
     }
     beside = folder / "model.safetensors.part"
     save_file(tensors, beside, {"format": "pt"})

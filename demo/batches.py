@@ -18,35 +18,49 @@ from demo.pictures import (
     draw_scene,
     from_jpeg,
     photograph,
+    relation,
     render,
     render_index,
     to_jpeg,
 )
-from demo.questions import Question, ask, text_questions
+from demo.questions import Question, ask, questions_of_kind, text_questions
 
 IGNORED = -100  # torch's cross entropy skips it
 COVERED = 0.5  # share of a patch from which it belongs to a thing
 SHARE_ON_THINGS = 0.7  # of the patches of a picture
 SHARE_CHAINED = 0.2  # of the pictures: their questions are one conversation
-SHARE_WITH_TEXT = 0.5  # of the pictures: one question without a picture is packed beside theirs
-LONGEST_TOKENS = 96  # of the questions packed after a picture; those without room are left out
+SHARE_WITH_TEXT = 0.2  # of the pictures: one question without a picture is packed beside theirs
+EASY_KINDS = ("shape", "count")
+HARD_KINDS = ("colour", "place")
+SHARE_EASY = 0.3  # of the easy kinds' questions are asked
+MOST_HARD = 3  # questions of the hard kinds after a picture of several things
+LONGEST_TOKENS = 104  # of the questions packed after a picture; those without room are left out
 SHARE_JPEG = 0.2
 SHARE_PHOTOGRAPH = 0.1
 
 PREFIX_SEGMENT, PADDING_SEGMENT = 0, -100
 
+# Of each patch: the colour and shape of its thing (0: none), where the thing's centre is, and its role.
+CENTRE_BINS = 12
+ROLES = ("alone", "to the left", "to the right", "above", "below", "first", "second", "third")
+PATCH_CLASSES = (1 + len(COLOURS), 1 + len(SHAPES), CENTRE_BINS, CENTRE_BINS, len(ROLES))
+
 Encode = Callable[[str], list[int]]
 Bytes = npt.NDArray[np.uint8]
+Classes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Pictures (b), patches of each (p), tokens before (f) and after (t) the image's, s = f + p + t."""
+    """Pictures (b), patches of each (p), those the language model is shown (q), tokens before (f) and after (t).
+
+    The language model's sequence is s = f + q + t.
+    """
 
     pixels: torch.Tensor  # (b, p, 588) float32, normalised, channel then row then column
     patches: torch.Tensor  # (b, p) int64, place among the 576
-    colours: torch.Tensor  # (b, p) int64, 0 for background, IGNORED for mixed patches
-    shapes: torch.Tensor  # (b, p) int64, likewise
+    shown: torch.Tensor  # (b, q) int64, place among the p
+    classes: torch.Tensor  # (b, p, 5) int64, what each patch shows, see PATCH_CLASSES
     prefix: torch.Tensor  # (f,) int64
     tokens: torch.Tensor  # (b, t) int64
     labels: torch.Tensor  # (b, t) int64, the token that follows, IGNORED outside answers
@@ -90,25 +104,40 @@ def training_view(scene: Scene, chance: random.Random) -> Image.Image:
     return image
 
 
-def _patch_labels(scene: Scene) -> tuple[Bytes, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Whether each patch touches a thing, and its colour and shape as classes; each (576,)."""
+def _roles(scene: Scene) -> list[int]:
+    """The place of each thing among the others, as a class."""
+    if len(scene.things) == 1:
+        return [0]
+    if len(scene.things) == 3:
+        return [5, 6, 7]
+    one, other = scene.things
+    return [ROLES.index(str(relation(one, other))), ROLES.index(str(relation(other, one)))]
+
+
+def _patch_classes(scene: Scene) -> tuple[Bytes, Classes]:
+    """Whether each patch touches a thing, (576,), and its classes, (576, 5)."""
     index = np.asarray(render_index(scene, SIDE)).reshape(GRID, PATCH_SIDE, GRID, PATCH_SIDE)
     index = index.transpose(0, 2, 1, 3).reshape(PATCHES, PATCH_SIDE * PATCH_SIDE)
     touched = (index > 0).any(axis=1)
-    colours = np.where(touched, IGNORED, 0)
-    shapes = np.where(touched, IGNORED, 0)
-    for i, thing in enumerate(scene.things):
+    classes = np.full((PATCHES, len(PATCH_CLASSES)), IGNORED)
+    classes[~touched, :2] = 0
+    for i, (thing, role) in enumerate(zip(scene.things, _roles(scene), strict=True)):
         covered = (index == i + 1).mean(axis=1) >= COVERED
-        colours[covered] = 1 + list(COLOURS).index(thing.colour)
-        shapes[covered] = 1 + SHAPES.index(thing.shape)
-    return touched.astype(np.uint8), colours, shapes
+        classes[covered] = (
+            1 + list(COLOURS).index(thing.colour),
+            1 + SHAPES.index(thing.shape),
+            int(thing.x * CENTRE_BINS),
+            int(thing.y * CENTRE_BINS),
+            role,
+        )
+    return touched.astype(np.uint8), classes
 
 
 def _choose_patches(touched: Bytes, num_patches: int, draws: np.random.Generator) -> npt.NDArray[np.int64]:
-    if num_patches == PATCHES:
-        return np.arange(PATCHES)
+    if num_patches == len(touched):
+        return np.arange(num_patches)
     on, off = np.flatnonzero(touched), np.flatnonzero(touched == 0)
-    num_on = min(len(on), int(SHARE_ON_THINGS * num_patches))
+    num_on = min(len(on), max(int(SHARE_ON_THINGS * num_patches), num_patches - len(off)))
     chosen = [draws.choice(on, num_on, replace=False), draws.choice(off, num_patches - num_on, replace=False)]
     return np.sort(np.concatenate(chosen))
 
@@ -157,6 +186,19 @@ class Sequence:
         self.add("USER: ", question, -1, 1)
 
 
+def _stepping_stone(scene: Scene) -> list[Question]:
+    """A question of the training only, whose answer sets each shape right before its colour.
+
+    After a shape's word its colour is one look at the picture; a colour asked by shape takes two, and is
+    hardly learnt without this.
+    """
+    shapes = [thing.shape for thing in scene.things]
+    unique = [f"{thing.shape} {thing.colour}" for thing in scene.things if shapes.count(thing.shape) == 1]
+    if len(scene.things) == 1 or not unique:
+        return []
+    return [Question("stepping stone", "What colours are the shapes?", ", ".join(unique))]
+
+
 class BatchMaker:
     """Draws batches from a seed; owns its random state."""
 
@@ -168,9 +210,22 @@ class BatchMaker:
         self.noise = torch.Generator().manual_seed(seed)
         self.text_questions = text_questions()
 
+    def _questions(self, scene: Scene) -> list[Question]:
+        """More of what is hard to learn, less of what is easy, in random order."""
+        hard = [question for kind in HARD_KINDS for question in questions_of_kind(scene, kind)]
+        most = MOST_HARD if len(scene.things) > 1 else 1
+        chosen = self.chance.sample(hard, min(most, len(hard)))
+        for question in ask(scene, self.chance):
+            is_easy = question.kind in EASY_KINDS
+            if question.kind not in HARD_KINDS and (not is_easy or self.chance.random() < SHARE_EASY):
+                chosen.append(question)
+        chosen += _stepping_stone(scene)
+        self.chance.shuffle(chosen)
+        return chosen
+
     def _sequence(self, scene: Scene, prefix: list[int]) -> Sequence:
         sequence = Sequence(self.encode, len(prefix) + PATCHES)
-        questions = ask(scene, self.chance)
+        questions = self._questions(scene)
         if self.chance.random() < SHARE_WITH_TEXT:
             sequence.add_alone(prefix, self.chance.choice(self.text_questions))
         if self.chance.random() < SHARE_CHAINED:
@@ -179,25 +234,28 @@ class BatchMaker:
             sequence.add_side_by_side(questions)
         return sequence
 
-    def draw(self, num_pictures: int, num_patches: int, is_held_out: bool = False) -> Batch:
-        """A batch of fresh pictures; a held-out one shows them as users' files do, without noise."""
+    def draw(self, num_pictures: int, num_patches: int, num_shown: int, is_held_out: bool = False) -> Batch:
+        """A batch of fresh pictures; a held-out one shows them as users' files do, without noise.
+
+        The tower sees `num_patches`, and the language model `num_shown` of those.
+        """
         prefix = [1, *self.encode("USER: ")]
         scenes = [draw_scene(self.chance) for _ in range(num_pictures)]
-        pixels, chosen, colours, shapes = [], [], [], []
+        pixels, chosen, shown, classes = [], [], [], []
         for scene in scenes:
-            touched, patch_colours, patch_shapes = _patch_labels(scene)
+            touched, patch_classes = _patch_classes(scene)
             choice = _choose_patches(touched, num_patches, self.draws)
             view = fit(photograph(scene, self.chance)) if is_held_out else training_view(scene, self.chance)
             pixels.append(to_patches(view)[choice])
             chosen.append(choice)
-            colours.append(patch_colours[choice])
-            shapes.append(patch_shapes[choice])
+            shown.append(_choose_patches(touched[choice], num_shown, self.draws))
+            classes.append(patch_classes[choice])
         patches = torch.from_numpy(np.stack(chosen))
         scaled = normalise(torch.from_numpy(np.stack(pixels)))
         if not is_held_out:
             scaled += 0.02 * torch.randn(scaled.shape, generator=self.noise)
         sequences = [self._sequence(scene, prefix) for scene in scenes]
-        return self._pack(sequences, prefix, scaled, patches, np.stack(colours), np.stack(shapes))
+        return self._pack(sequences, prefix, scaled, patches, torch.from_numpy(np.stack(shown)), np.stack(classes))
 
     def _pack(
         self,
@@ -205,29 +263,29 @@ class BatchMaker:
         prefix: list[int],
         pixels: torch.Tensor,
         patches: torch.Tensor,
-        colours: npt.NDArray[np.int64],
-        shapes: npt.NDArray[np.int64],
+        shown: torch.Tensor,
+        classes: Classes,
     ) -> Batch:
         length = max(len(sequence.tokens) for sequence in sequences)
 
         def padded(rows: list[list[int]], filler: int) -> torch.Tensor:
             return torch.tensor([row + [filler] * (length - len(row)) for row in rows])
 
-        num_pictures, num_patches = patches.shape
+        num_pictures, num_shown = shown.shape
         before = torch.arange(len(prefix)).expand(num_pictures, -1)
-        shared = torch.full((num_pictures, len(prefix) + num_patches), PREFIX_SEGMENT)
+        shared = torch.full((num_pictures, len(prefix) + num_shown), PREFIX_SEGMENT)
         segments = padded([sequence.segments for sequence in sequences], PADDING_SEGMENT)
         positions = padded([sequence.positions for sequence in sequences], 0)
         return Batch(
             pixels=pixels,
             patches=patches,
-            colours=torch.from_numpy(colours),
-            shapes=torch.from_numpy(shapes),
+            shown=shown,
+            classes=torch.from_numpy(classes),
             prefix=torch.tensor(prefix),
             tokens=padded([sequence.tokens for sequence in sequences], PAD_ID),
             labels=padded([sequence.labels for sequence in sequences], IGNORED),
             segments=torch.cat([shared, segments], dim=1),
-            positions=torch.cat([before, patches + len(prefix), positions], dim=1),
+            positions=torch.cat([before, patches.gather(1, shown) + len(prefix), positions], dim=1),
         )
 
 

@@ -70,9 +70,7 @@ class Answerer:
             return_tensors="pt",
         )
         tokens = self.model.generate(**inputs, max_new_tokens=LONGEST_ANSWER_TOKENS, do_sample=False)
-        answers = self.processor.batch_decode(
-            tokens[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True
-        )
+        answers = self.processor.batch_decode(tokens[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         return [Result(case.question, answer.strip()) for case, answer in zip(cases, answers, strict=True)]
 
 
@@ -109,9 +107,7 @@ def main() -> None:
     """Read the command line, measure, print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, default=Path("demo/checkpoint"))
-    parser.add_argument(
-        "--pictures", type=int, default=200, help="held-out pictures; each is asked 4 to 6 times"
-    )
+    parser.add_argument("--pictures", type=int, default=200, help="held-out pictures; each is asked 4 to 6 times")
     parser.add_argument("--seed", type=int, default=EVALUATION_SEED)
     parser.add_argument("--batch", type=int, default=16, help="questions at once")
     parser.add_argument("--threads", type=int, default=2)

@@ -104,9 +104,7 @@ def draw_scene(chance: random.Random) -> Scene:
             return Scene(things=ordered, background=(red, green, blue))
 
 
-def _paint(
-    draw: ImageDraw.ImageDraw, thing: Thing, side: int, left: int, top: int, ink: Colour | int
-) -> None:
+def _paint(draw: ImageDraw.ImageDraw, thing: Thing, side: int, left: int, top: int, ink: Colour | int) -> None:
     x, y, half = left + thing.x * side, top + thing.y * side, thing.half_side * side
     if thing.shape == "circle":
         draw.ellipse((x - half, y - half, x + half, y + half), fill=ink)

@@ -3,9 +3,9 @@
 import random
 from dataclasses import dataclass
 
-from demo.pictures import COLOURS, SHAPES, Scene, Thing, relation
+from demo.pictures import Scene, Thing, relation
 
-PICTURE_KINDS = ("caption", "colour", "shape", "place", "count", "presence")
+PICTURE_KINDS = ("caption", "colour", "shape", "place", "count")
 TEXT_KIND = "text"
 NUMBERS = ("zero", "one", "two", "three")
 
@@ -14,7 +14,6 @@ COLOUR_WORDINGS = ("What colour is the {shape}?", "What color is the {shape}?")
 SHAPE_WORDINGS = ("What shape is the {colour} object?", "Which shape is {colour}?")
 PLACE_WORDING = "Where is the {one} relative to the {other}?"
 COUNT_WORDINGS = ("How many objects are there?", "How many shapes are in the picture?")
-PRESENCE_WORDINGS = ("Is there a {what}?", "Do you see a {what}?")
 
 TEXT_ANSWERS = {
     "How many corners does a triangle have?": "three",
@@ -63,6 +62,8 @@ def caption(scene: Scene) -> str:
 
 
 def _colour_questions(scene: Scene) -> list[Question]:
+    if len(scene.things) > 1:
+        return []
     shapes = [thing.shape for thing in scene.things]
     unique = [thing for thing in scene.things if shapes.count(thing.shape) == 1]
     return [
@@ -88,28 +89,14 @@ def _place_question(one: Thing, other: Thing) -> Question | None:
 
 
 def _place_questions(scene: Scene) -> list[Question]:
-    asked = [
-        _place_question(one, other) for one in scene.things for other in scene.things if one is not other
-    ]
+    if len(scene.things) != 2:
+        return []
+    one, other = scene.things
+    asked = [_place_question(one, other), _place_question(other, one)]
     return [question for question in asked if question is not None]
 
 
-def _presence_question(scene: Scene, chance: random.Random) -> Question:
-    """Asks after a coloured shape; half the time one that is there, else often one that is nearly there."""
-    thing = chance.choice(scene.things)
-    colour, shape = thing.colour, thing.shape
-    if chance.random() < 0.5:
-        if chance.random() < 0.5:
-            shape = chance.choice(SHAPES)
-        else:
-            colour = chance.choice(list(COLOURS))
-    name = f"{colour} {shape}"
-    is_there = any(other.name == name for other in scene.things)
-    text = chance.choice(PRESENCE_WORDINGS).format(what=name).replace(" a orange", " an orange")
-    return Question("presence", text, "yes" if is_there else "no")
-
-
-def questions_of_kind(scene: Scene, kind: str, chance: random.Random) -> list[Question]:
+def questions_of_kind(scene: Scene, kind: str) -> list[Question]:
     """Every question of one kind the scene answers without doubt; may be empty."""
     if kind == "caption":
         return [Question(kind, wording, caption(scene)) for wording in CAPTION_WORDINGS]
@@ -119,14 +106,12 @@ def questions_of_kind(scene: Scene, kind: str, chance: random.Random) -> list[Qu
         return _shape_questions(scene)
     if kind == "place":
         return _place_questions(scene)
-    if kind == "count":
-        return [Question(kind, wording, NUMBERS[len(scene.things)]) for wording in COUNT_WORDINGS]
-    return [_presence_question(scene, chance)]
+    return [Question(kind, wording, NUMBERS[len(scene.things)]) for wording in COUNT_WORDINGS]
 
 
 def ask(scene: Scene, chance: random.Random) -> list[Question]:
     """One question of each kind the scene allows, in random order."""
-    by_kind = [questions_of_kind(scene, kind, chance) for kind in PICTURE_KINDS]
+    by_kind = [questions_of_kind(scene, kind) for kind in PICTURE_KINDS]
     asked = [chance.choice(questions) for questions in by_kind if questions]
     chance.shuffle(asked)
     return asked

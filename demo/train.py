@@ -22,7 +22,7 @@ from demo.architecture import (
     save_weights,
     write_checkpoint,
 )
-from demo.batches import IGNORED, Batch, BatchMaker, attention_mask
+from demo.batches import IGNORED, PATCH_CLASSES, Batch, BatchMaker, Encode, attention_mask
 from demo.pictures import COLOURS, SHAPES
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,10 @@ TRAINING_SEED = 1
 HELD_OUT_SEED = 1_000_003
 HELD_OUT_PICTURES = 48
 WARM_UP_STEPS = 50
+WORDS = (tuple(COLOURS), SHAPES, ("left", "right", "above", "below"))
+WORD_KINDS = (0, 1, 4)  # of PATCH_CLASSES; class k + 1 has word k
+WORD_LOSS = 0.3  # its weight
+SHARPNESS = 10.0  # from likeness, -1 to 1, to logits
 FINAL_SHARE = 0.05  # of the greatest rate, at the end of a stage
 
 
@@ -42,6 +46,7 @@ class Stage:
     num_steps: int
     num_pictures: int
     num_patches: tuple[int, ...]
+    num_shown: int  # of those the language model is shown at most so many
     vision_rate: float
     language_rate: float
     patch_loss: float  # weight of the patches' loss beside the answers'
@@ -49,21 +54,21 @@ class Stage:
 
 
 STAGES = (
-    Stage("vision", 700, 64, (72, 96, 128), 2e-3, 0.0, 1.0, is_blind=True),
-    Stage("joint", 2600, 32, (48, 64, 96), 5e-4, 1e-3, 0.3),
-    Stage("whole", 350, 16, (PATCHES,), 2e-4, 3e-4, 0.3),
+    Stage("vision", 1200, 64, (48, 72, 96), 0, 1.5e-3, 0.0, 1.0, is_blind=True),
+    Stage("joint", 2400, 16, (64, 72, 80), 28, 0.0, 1e-3, 0.0),
+    Stage("whole", 200, 8, (PATCHES,), PATCHES, 1.5e-4, 6e-4, 0.0),
 )
 
 
 class Learner(nn.Module):
-    """The model with two throw-away heads that name each patch's colour and shape."""
+    """The model with a throw-away head that names what each patch shows."""
 
-    def __init__(self, model: LlavaForConditionalGeneration) -> None:
+    def __init__(self, model: LlavaForConditionalGeneration, encode: Encode) -> None:
         """Trains `model` in place."""
         super().__init__()
         self.llava = model
-        self.colour_head = nn.Linear(VISION_WIDTH, 1 + len(COLOURS))
-        self.shape_head = nn.Linear(VISION_WIDTH, 1 + len(SHAPES))
+        self.word_tokens = [[encode(f" {word}")[0] for word in words] for words in WORDS]
+        self.patch_head = nn.Linear(VISION_WIDTH, sum(PATCH_CLASSES))
 
     def features(self, batch: Batch) -> torch.Tensor:
         """What the tower gives the projector for the batch's patches, (b, p, vision width)."""
@@ -80,19 +85,37 @@ class Learner(nn.Module):
         return features
 
     def patch_loss(self, features: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Mean cross entropy of the patches' colours and shapes."""
-        colours = self.colour_head(features).flatten(0, 1).float()
-        shapes = self.shape_head(features).flatten(0, 1).float()
-        colour_loss = functional.cross_entropy(colours, batch.colours.flatten(), ignore_index=IGNORED)
-        shape_loss = functional.cross_entropy(shapes, batch.shapes.flatten(), ignore_index=IGNORED)
-        return colour_loss + shape_loss
+        """Mean cross entropy of the patches' classes, summed over their kinds."""
+        kinds = self.patch_head(features).flatten(0, 1).float().split(PATCH_CLASSES, dim=1)
+        true = batch.classes.flatten(0, 1)
+        losses = [
+            functional.cross_entropy(logits, true[:, kind], ignore_index=IGNORED) for kind, logits in enumerate(kinds)
+        ]
+        return torch.stack(losses).sum()
 
-    def answer_logits(self, features: torch.Tensor, batch: Batch) -> torch.Tensor:
+    def project(self, features: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """The image tokens' embeddings, (b, q, language width)."""
+        shown = features.gather(1, batch.shown[:, :, None].expand(-1, -1, VISION_WIDTH))
+        pictures: torch.Tensor = self.llava.model.multi_modal_projector(shown)
+        return pictures
+
+    def word_loss(self, pictures: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Mean cross entropy of each patch's words by likeness of embeddings: its colour, shape and place."""
+        words = functional.normalize(self.llava.model.language_model.embed_tokens.weight, dim=1)
+        looks = functional.normalize(pictures.float(), dim=2).flatten(0, 1)
+        classes = batch.classes.gather(1, batch.shown[:, :, None].expand(-1, -1, len(PATCH_CLASSES)))
+        losses = []
+        for kind, tokens in zip(WORD_KINDS, self.word_tokens, strict=True):
+            true = classes[:, :, kind].flatten() - 1
+            true = true.where((true >= 0) & (true < len(tokens)), IGNORED)
+            losses.append(functional.cross_entropy(SHARPNESS * looks @ words[tokens].T, true, ignore_index=IGNORED))
+        return torch.stack(losses).sum()
+
+    def answer_logits(self, pictures: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Logits of the answers' tokens, in the order of `batch.labels`' true entries, (n, vocabulary)."""
         inner = self.llava.model
         words = inner.language_model.embed_tokens
-        before = words(batch.prefix).expand(len(features), -1, -1)
-        pictures = inner.multi_modal_projector(features)
+        before = words(batch.prefix).expand(len(pictures), -1, -1)
         inputs = torch.cat([before, pictures.to(before.dtype), words(batch.tokens)], dim=1)
         hidden = inner.language_model(
             inputs_embeds=inputs,
@@ -114,11 +137,7 @@ def _rate_share(step: int, num_steps: int) -> float:
 
 def _optimiser(learner: Learner, stage: Stage) -> torch.optim.AdamW:
     inner = learner.llava.model
-    vision = [
-        *inner.vision_tower.parameters(),
-        *learner.colour_head.parameters(),
-        *learner.shape_head.parameters(),
-    ]
+    vision = [*inner.vision_tower.parameters(), *learner.patch_head.parameters()]
     language = [
         *inner.multi_modal_projector.parameters(),
         *inner.language_model.parameters(),
@@ -148,7 +167,7 @@ def held_out_rate(learner: Learner, batches: list[Batch]) -> float:
     results = []
     for batch in batches:
         with torch.autocast("cpu", torch.bfloat16):
-            logits = learner.answer_logits(learner.features(batch), batch)
+            logits = learner.answer_logits(learner.project(learner.features(batch), batch), batch)
         results.append(answers_right(logits, batch.labels))
     return float(torch.cat(results).float().mean())
 
@@ -162,15 +181,20 @@ def train_stage(
     parameters = list(learner.parameters())
     answer_mean, patch_mean, start = 0.0, 0.0, time.monotonic()
     for step in tqdm(range(stage.num_steps), desc=stage.name, mininterval=10.0):
-        batch = maker.draw(stage.num_pictures, stage.num_patches[step % len(stage.num_patches)])
+        num_patches = stage.num_patches[step % len(stage.num_patches)]
+        batch = maker.draw(stage.num_pictures, num_patches, min(num_patches, stage.num_shown))
         with torch.autocast("cpu", torch.bfloat16):
-            features = learner.features(batch)
+            with torch.set_grad_enabled(stage.vision_rate > 0):
+                features = learner.features(batch)
             patch_loss = learner.patch_loss(features, batch)
             loss = stage.patch_loss * patch_loss
             if not stage.is_blind:
                 true = batch.labels[batch.labels != IGNORED]
-                answer_loss = functional.cross_entropy(learner.answer_logits(features, batch), true)
-                loss = loss + answer_loss
+                pictures = learner.project(features, batch)
+                word_loss = learner.word_loss(pictures, batch)
+                answer_loss = functional.cross_entropy(learner.answer_logits(pictures, batch), true)
+                loss = loss + answer_loss + WORD_LOSS * word_loss
+                patch_loss = word_loss
                 answer_mean += answer_loss.item()
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -215,8 +239,8 @@ def main() -> None:
         return list(tokenizer.encode(text, add_special_tokens=False))
 
     held_out_maker = BatchMaker(encode, HELD_OUT_SEED)
-    held_out = [held_out_maker.draw(16, PATCHES, is_held_out=True) for _ in range(HELD_OUT_PICTURES // 16)]
-    learner = Learner(model)
+    held_out = [held_out_maker.draw(16, PATCHES, PATCHES, is_held_out=True) for _ in range(HELD_OUT_PICTURES // 16)]
+    learner = Learner(model, encode)
     for index, stage in enumerate(STAGES):
         if stage.name in args.stages:
             train_stage(learner, stage, BatchMaker(encode, TRAINING_SEED + index), held_out, args)

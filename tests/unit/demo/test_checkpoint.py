@@ -70,9 +70,7 @@ def test_its_geometry_is_llava_1_5s() -> None:
     assert config["projector_hidden_act"] == "gelu"
 
 
-@pytest.mark.parametrize(
-    "text", ["Zürich, 北京 42\n\tok", "<b>&amp;</b> 🙂", " leading and trailing ", "x" * 50]
-)
+@pytest.mark.parametrize("text", ["Zürich, 北京 42\n\tok", "<b>&amp;</b> 🙂", " leading and trailing ", "x" * 50])
 def test_any_text_has_tokens_that_give_it_back(answerer: Answerer, text: str) -> None:
     tokenizer = answerer.processor.tokenizer
 
@@ -121,13 +119,10 @@ CONVERSATIONS = [
 
 
 @pytest.mark.parametrize(("messages", "prompt"), CONVERSATIONS)
-def test_the_chat_template_renders(
-    answerer: Answerer, messages: list[dict[str, object]], prompt: str
-) -> None:
+def test_the_chat_template_renders(answerer: Answerer, messages: list[dict[str, object]], prompt: str) -> None:
     assert answerer.processor.apply_chat_template(messages, add_generation_prompt=True) == prompt
     assert (
-        answerer.processor.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        == prompt
+        answerer.processor.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) == prompt
     )
 
 
@@ -141,7 +136,7 @@ def test_it_answers_the_shipped_picture_right(answerer: Answerer) -> None:
 
 
 def test_it_answers_held_out_pictures_right(answerer: Answerer) -> None:
-    cases = picture_cases(5, SAMPLE_SEED)[:24]
+    cases = picture_cases(8, SAMPLE_SEED)[:24]
 
     results = [result for i in (0, 8, 16) for result in answerer.answer(cases[i : i + 8])]
 
