@@ -126,7 +126,7 @@ def filtered(ordered: torch.Tensor, top_k: int, top_p: float, min_p: float) -> t
 def draw(probabilities: torch.Tensor, point: float) -> int:
     """The place whose part of the interval [0, 1) holds `point`; parts are laid out in order."""
     bounds = probabilities.cumsum(0)
-    place = int(torch.searchsorted(bounds, torch.tensor(point, dtype=bounds.dtype), right=True))
+    place = int(torch.searchsorted(bounds, torch.tensor(point, dtype=bounds.dtype, device=bounds.device), right=True))
     return min(place, len(bounds) - 1)
 
 
