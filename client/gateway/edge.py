@@ -71,6 +71,8 @@ class Edge:
             await self._let_in(scope, receive, send_on)
         except ClientGone:
             pass
+        except asyncio.CancelledError:  # only when the gateway stops and waits no longer; this is the task's top
+            logger.warning("%s cut off: the gateway is stopping", request_id)
         except Exception:  # answered further out, with a 500
             status = 500
             raise

@@ -1,0 +1,133 @@
+"""`vlm-relay gateway` as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from client.gateway.listening import bind
+from tests.unit.gateway.conftest import Upstream
+
+ROOT = Path(__file__).parents[3]
+BODY = {"messages": [{"role": "user", "content": "What?"}], "stream": True}
+
+
+class Command:
+    """A running gateway command with what it has said so far."""
+
+    def __init__(self, log: Path, *options: str, keys: str = "") -> None:
+        self._log = log
+        variables = {**os.environ, "VLM_RELAY_API_KEYS": keys}
+        with log.open("w") as out:
+            command = [sys.executable, "-m", "client.gateway", "--port", "0", *options]
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, env=variables)
+
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def url(self) -> str:
+        until = time.monotonic() + 60
+        while (found := re.search(r"gateway on (http://[\d.:]+)", self.said())) is None:
+            assert time.monotonic() < until, self.said()
+            time.sleep(0.02)
+        while True:  # it says where it is going to listen, then listens
+            try:
+                httpx.get(f"{found[1]}/health/live", trust_env=False)
+            except httpx.ConnectError:
+                assert time.monotonic() < until, self.said()
+            else:
+                return found[1]
+
+
+@pytest.fixture
+def command(upstream: Upstream, tmp_path: Path) -> Iterator[Command]:
+    """Started with two keys; killed at the end if the test did not stop it."""
+    started = Command(tmp_path / "gateway.log", "--url", upstream.address, keys="one, two")
+    yield started
+    if started.process.poll() is None:
+        started.process.kill()
+        started.process.wait()
+
+
+def test_keys_come_from_the_environment_and_ctrl_c_stops_cleanly(command: Command) -> None:
+    url = command.url()
+
+    statuses = [
+        httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}, trust_env=False).status_code
+        for key in ("one", "two", "three")
+    ]
+    command.process.send_signal(signal.SIGINT)
+
+    assert statuses == [200, 200, 401]
+    assert command.process.wait(20) == 0
+    assert command.said().rstrip().endswith("gateway stopped")
+    assert "Traceback" not in command.said()
+    assert "one" not in re.sub(r"gateway on .*", "", command.said())
+
+
+def test_a_second_ctrl_c_does_not_wait_for_running_answers(command: Command, upstream: Upstream) -> None:
+    upstream.play([upstream.chunk("a "), upstream.silence()])
+    url, headers = command.url(), {"Authorization": "Bearer one"}
+    begun = threading.Event()
+
+    def ask() -> None:
+        with (
+            httpx.Client(timeout=60, trust_env=False) as http,
+            http.stream("POST", f"{url}/v1/chat/completions", json=BODY, headers=headers) as response,
+        ):
+            try:
+                for _ in response.iter_lines():
+                    begun.set()
+            except httpx.HTTPError:
+                pass  # the answer was cut off, as asked for
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert begun.wait(20)
+    command.process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    is_waiting = command.process.poll() is None
+    command.process.send_signal(signal.SIGINT)
+
+    assert is_waiting
+    assert command.process.wait(10) == 0
+    assert upstream.cancelled.wait(5)
+    asking.join(10)
+    assert "Traceback" not in command.said()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--url", "http://127.0.0.1:8000"], "must be host:port"),
+        (["--max-images", "0"], "max_images must be above 0"),
+        (["--metrics-url", "127.0.0.1:8002"], "metrics_url must begin with http"),
+        (["--host", "203.0.113.1"], "give another with --port"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_status_2(tmp_path: Path, options: list[str], words: str) -> None:
+    command = Command(tmp_path / "gateway.log", *options)
+
+    assert command.process.wait(30) == 2
+    assert words in command.said()
+    assert command.said().count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    with bind("127.0.0.1", 0) as taken:
+        taken.listen()
+        command = Command(tmp_path / "gateway.log", "--port", str(taken.getsockname()[1]))
+
+        assert command.process.wait(30) == 2
+
+    assert "Address already in use; give another with --port" in command.said()
