@@ -241,8 +241,13 @@ class Pricing:
         num_images = self.shape.num_images
         counts: dict[int, int] = {}
         prices: dict[int, float] = {}
-        order = []
-        price = inf
+        order: list[int] = []
+        price = min(following, default=inf)
+        if num_images > 1 and price < inf and following.count(price) >= num_images:  # an encoder each, at one price
+            order = [e for e, each in enumerate(following) if each == price][:num_images]
+            return Assignment(
+                order, dict.fromkeys(order, 1), dict.fromkeys(order, 1), dict.fromkeys(order, price), price
+            )
         for place in range(num_images):
             price = min(following, default=inf)
             if price == inf:
@@ -267,7 +272,8 @@ class Pricing:
             if self._least_first_s is None:
                 self._least_first_s = min(first)
             near_s = min([first[e] for e in pools.near[d]]) + pools.least_s[d]
-            new_s = min(near_s, self._least_first_s + pools.next_s[d])
+            next_s = self._least_first_s + pools.next_s[d]
+            new_s = near_s if near_s < next_s else next_s
             bound = 0.0 if self.holders else new_s
             for found in self.holders.values():
                 had_s = [self.side_s(e, 0) + self.copy_s(e, d, 1) for e in found]
