@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 KEEP_ALIVE_S = 75  # clients give idle connections up after 5 s (httpx): closed at the same time, requests are lost
+CUT_OFF_S = 2.0  # for telling the clients whose answers are cut off
 DRAIN_S = 30.0  # how long running answers may take to finish
 
 
@@ -70,7 +71,12 @@ class GatewayServer(uvicorn.Server):
         """Ends the panels, which would never end by themselves, then everything else."""
         self._app_events.close()
         await super().shutdown(sockets)
-        if self.force_exit:  # uvicorn leaves it out, and then logs a traceback
+        if self.force_exit:  # uvicorn would leave running answers and the application to the end of the loop
+            running = list(self.server_state.tasks)
+            for task in running:
+                task.cancel()
+            if running:
+                await asyncio.wait(running, timeout=CUT_OFF_S)
             await self.lifespan.shutdown()
 
     @contextlib.contextmanager

@@ -51,17 +51,23 @@ class AnswerResponse(Response):
         self._has_begun = False  # the status is out: an error can only come as an event
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the answer; returns also when the client has gone away."""
+        """Sends the answer; returns also when the client has gone away.
+
+        When this task is cancelled, which the gateway does when it waits no longer, the client is told.
+        """
         work = asyncio.create_task(self._answer(send))
         watch = asyncio.create_task(until_gone(receive))
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            is_complete = work.done()
+            is_complete, is_gone = work.done(), watch.done()
             work.cancel()
             watch.cancel()
             await asyncio.gather(work, watch, return_exceptions=True)
-            self._record.end(self._stream.answer, self._failure, is_disconnect=not is_complete)
+            if not is_complete and not is_gone:
+                self._failure = Failure(503, "the gateway is stopping", code="unavailable")
+                await self._send_failure(send, self._failure)
+            self._record.end(self._stream.answer, self._failure, is_disconnect=is_gone and not is_complete)
         if is_complete:
             work.result()
 
