@@ -13,6 +13,7 @@ import os
 import struct
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from python_backend.transport.boot import PREFIX, SHARED_MEMORY, process_start
@@ -28,10 +29,15 @@ def pulse_path(boot_id: str, model: str, directory: Path = SHARED_MEMORY) -> Pat
 
 
 class Pulse:
-    """The beating side. One per process; a restarted process takes the place of the dead one."""
+    """The beating side. One per process; a restarted process takes the place of the dead one.
 
-    def __init__(self, path: Path) -> None:
+    `on_orphaned` is called when the parent died: Triton's stub would live on for ever.
+    """
+
+    def __init__(self, path: Path, on_orphaned: Callable[[], None] = lambda: os._exit(1)) -> None:
         self._path = path
+        self._on_orphaned = on_orphaned
+        self._parent = os.getppid()
         draft = path.with_name(f"{path.name}.{os.getpid()}")
         file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -58,6 +64,9 @@ class Pulse:
 
     def _work(self) -> None:
         while not self._is_closed.wait(BEAT_S):
+            if os.getppid() != self._parent:
+                self._on_orphaned()
+                return
             self._beat()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from launcher.restart import RestartFailed, retry
 from python_backend.pulse import STALE_S, Pulse, is_beating, pulse_path
 from python_backend.supervisor import PulseWatch
+from python_backend.transport.boot import process_start
 
 
 def wait_until(condition: object, timeout_s: float = 10.0) -> bool:
@@ -105,6 +106,25 @@ time.sleep(60)
     assert wait_until(lambda: not is_beating(path, time.monotonic()), 2.0)
     process.wait()
     assert not is_beating(path, time.monotonic())
+
+
+def test_a_process_whose_parent_dies_dies_too(tmp_path: Path) -> None:
+    script = f"""
+import os, sys, time
+from pathlib import Path
+from python_backend.pulse import Pulse
+if os.fork() == 0:
+    Pulse(Path({str(tmp_path / "pulse")!r}))
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+time.sleep(1)
+os._exit(0)
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    orphan = int(process.stdout.readline())
+    process.wait()
+    assert wait_until(lambda: process_start(orphan) is None, 5.0)
 
 
 def test_a_process_that_hangs_loses_its_pulse(tmp_path: Path) -> None:
