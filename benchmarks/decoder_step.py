@@ -231,6 +231,7 @@ def main() -> None:
         compile=not arguments.torch_operators,
         kv_cache_bytes=2**31,
         prefix_cache=False,
+        step_limit_s=3600,  # prompts whole, so that all requests soon decode together
     )
     with tempfile.TemporaryDirectory() as folder:
         model = write_checkpoint(GEOMETRIES[arguments.geometry], Path(folder))
