@@ -43,7 +43,7 @@ METRICS = {
         Metric("vlm_relay_encode_seconds", "histogram", "Time of one encode batch", _SECONDS),
         Metric("vlm_relay_embedding_hits_total", "counter", "Images whose embedding was in the store"),
         Metric("vlm_relay_embedding_misses_total", "counter", "Images that had to be encoded"),
-        Metric("vlm_relay_leases", "gauge", "Leases out on slots of the embedding store"),
+        Metric("vlm_relay_leases", "gauge", "Leases out on slots of the embedding store, after the last batch"),
         # llava_decoder
         Metric("vlm_relay_running_sequences", "gauge", "Sequences in the decoder's batch"),
         Metric("vlm_relay_waiting_sequences", "gauge", "Sequences accepted and not yet running"),

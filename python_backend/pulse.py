@@ -19,7 +19,7 @@ from pathlib import Path
 from python_backend.transport.boot import PREFIX, SHARED_MEMORY, process_start
 
 BEAT_S = 0.25
-STALE_S = 5.0  # a step that holds the interpreter for longer than this is a hang, too
+STALE_S = 20.0  # a busy machine was seen to hold a process for more than 5 s; a killed one is seen at once all the same
 _BODY = struct.Struct("<QQQ")  # process id, its start time in clock ticks, last beat in ns on the monotonic clock
 
 
