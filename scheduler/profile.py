@@ -87,7 +87,8 @@ class DecodeTable(Table):
     step_tokens: Positive = 2048  # prefill and decode tokens in one step
     block_tokens: Positive = 16
     kv_cache_mib: Positive = 512
-    compile: bool = False  # a compiled decode step: faster, and slower to start
+    step_limit_ms: Positive = 500  # prompts are cut so that a step beside running decodes takes about so long
+    compile: bool = True  # on a CPU: operators compiled at the first start, where there is a compiler
 
 
 class ScheduleTable(Table):

@@ -223,4 +223,6 @@ def _options(decode: DecodeTable) -> EngineOptions:
         max_step_tokens=decode.step_tokens,
         max_waiting=decode.max_waiting,
         num_threads=decode.threads,
+        step_limit_s=decode.step_limit_ms / 1000,
+        compile=decode.compile,
     )
