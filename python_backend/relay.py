@@ -10,6 +10,7 @@ may hang in Triton for ever; the watch has then ended its request, and nobody wa
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import random
@@ -35,7 +36,7 @@ from python_backend.prompt import Prompt, PromptBuilder
 from python_backend.stream import Attempt, Chunk, Client, DecodeJob, Gathered, Reply, Stages, Stream
 from scheduler.admission import WaitingRoom
 from scheduler.decision import Decision, StagesFull
-from scheduler.loads import RequestShape
+from scheduler.loads import RecentKeys, RequestShape
 from scheduler.profile import LimitsTable
 from scheduler.routing import Router
 
@@ -76,6 +77,9 @@ class Relay:
         self._serving: set[Stream] = set()
         self._router = router
         self._loads = router.idle()
+        self._images_of = {name: RecentKeys(load.free_slots or 0) for name, load in self._loads.encoders.items()}
+        for name, load in self._loads.encoders.items():
+            load.cached = self._images_of[name]
         self._down: set[str] = set()
         self._fan_out = ThreadPoolExecutor(max_workers=64, thread_name_prefix="encode")
         self._serials = itertools.count(1)
@@ -141,6 +145,8 @@ class Relay:
         for loads in (self._loads.encoders, self._loads.decoders):
             if name in loads:
                 loads[name].is_available = is_available
+        if name in self._images_of:  # dead or new, its store is empty
+            self._images_of[name].forget()
 
     def close(self) -> None:
         """Ends every request that is left, and the watch."""
@@ -211,7 +217,9 @@ class Relay:
 
     def _decide(self, stream: Stream, attempt: Attempt, prompt: Prompt) -> Decision:
         request = stream.request
-        shape = RequestShape(len(request.images), prompt.num_tokens, request.sampling.max_tokens)
+        keys = tuple(hashlib.blake2b(image, digest_size=16).digest() for image in request.images)
+        num_images, max_tokens = len(request.images), request.sampling.max_tokens
+        shape = RequestShape(num_images, prompt.num_tokens, max_tokens, image_keys=keys)
         with self._lock:
             try:
                 decision = self._router.decide(shape, self._loads)
@@ -224,7 +232,9 @@ class Relay:
             decoder = self._loads.decoders[decision.decoder]
             decoder.running += 1
             decoder.pending_tokens += attempt.num_tokens
-            for name in decision.encoders:
+            for name, key in zip(decision.encoders, keys, strict=bool(decision.encoders)):
+                # Noted before it is there: the same image that comes meanwhile goes to the same encoder.
+                self._images_of[name].note([key])
                 encoder = self._loads.encoders[name]
                 encoder.pending_images += 1
                 encoder.free_slots = (encoder.free_slots or 0) - 1

@@ -12,7 +12,7 @@ import pytest
 
 from python_backend.checkpoint import CheckpointFacts, read_facts
 from python_backend.relay import Relay
-from scheduler.loads import Loads
+from scheduler.loads import NOTHING, Loads
 from tests.unit.serving.fakes import (
     PATIENCE_S,
     CharacterPrompts,
@@ -77,10 +77,11 @@ def settle() -> None:
 
 
 def loads(world: World) -> Loads:
-    """What the relay thinks that each replica has before it; who is down counts as up."""
+    """What the relay thinks that each replica has before it; who is down counts as up, caches as empty."""
     loads = world.relay._loads
     for load in (*loads.encoders.values(), *loads.decoders.values()):
         load.is_available = True
+        load.cached = NOTHING
     return loads
 
 

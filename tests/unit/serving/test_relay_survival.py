@@ -145,3 +145,31 @@ def test_a_request_that_samples_keeps_its_seed_at_another_decoder(pools: World) 
     assert first is not None
     assert first == second
     death.open()
+
+
+def test_an_image_goes_to_the_encoder_that_has_it(pools: World) -> None:
+    gate = Gate()
+    pools.stages.encode_gates[b"b"] = gate
+    busy = pools.ask("busy", b"b")  # the first encoder is at work
+    gate.wait_reached()
+    pools.ask("first", b"a").wait()
+    gate.open()
+    busy.wait()
+    settle()
+    pools.ask("again", b"a").wait()
+    pools.ask("other", b"c").wait()
+    settle()
+    encodes = [line for line in pools.stages.log if line.startswith("encode")]
+    assert encodes == ["encode b on e0", "encode a on e1", "encode a on e1", "encode c on e0"]
+
+
+def test_a_restarted_encoder_is_not_taken_to_have_its_images(pools: World) -> None:
+    pools.relay.replica_died("e0")
+    pools.ask("first", b"a").wait()
+    pools.relay.replica_returned("e0")
+    pools.relay.replica_died("e1")
+    pools.relay.replica_returned("e1")
+    settle()
+    pools.ask("again", b"a").wait()
+    settle()
+    assert [line for line in pools.stages.log if line.startswith("encode")] == ["encode a on e1", "encode a on e0"]
