@@ -62,8 +62,6 @@ def caption(scene: Scene) -> str:
 
 
 def _colour_questions(scene: Scene) -> list[Question]:
-    if len(scene.things) > 1:
-        return []
     shapes = [thing.shape for thing in scene.things]
     unique = [thing for thing in scene.things if shapes.count(thing.shape) == 1]
     return [

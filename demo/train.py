@@ -49,14 +49,13 @@ class Stage:
     num_shown: int  # of those the language model is shown at most so many
     vision_rate: float
     language_rate: float
-    patch_loss: float  # weight of the patches' loss beside the answers'
-    is_blind: bool = False  # the patches' loss alone
+    is_blind: bool = False  # the tower alone learns, what its patches show
 
 
 STAGES = (
-    Stage("vision", 1200, 64, (48, 72, 96), 0, 1.5e-3, 0.0, 1.0, is_blind=True),
-    Stage("joint", 2400, 16, (64, 72, 80), 28, 0.0, 1e-3, 0.0),
-    Stage("whole", 200, 8, (PATCHES,), PATCHES, 1.5e-4, 6e-4, 0.0),
+    Stage("vision", 1200, 64, (48, 72, 96), 0, 1.5e-3, 0.0, is_blind=True),
+    Stage("joint", 2400, 16, (64, 72, 80), 28, 0.0, 1e-3),
+    Stage("whole", 200, 8, (PATCHES,), PATCHES, 1.5e-4, 6e-4),
 )
 
 
@@ -108,8 +107,20 @@ class Learner(nn.Module):
         for kind, tokens in zip(WORD_KINDS, self.word_tokens, strict=True):
             true = classes[:, :, kind].flatten() - 1
             true = true.where((true >= 0) & (true < len(tokens)), IGNORED)
-            losses.append(functional.cross_entropy(SHARPNESS * looks @ words[tokens].T, true, ignore_index=IGNORED))
+            logits = SHARPNESS * looks @ words[tokens].T
+            total = functional.cross_entropy(logits, true, ignore_index=IGNORED, reduction="sum")
+            losses.append(total / (true != IGNORED).sum().clamp(min=1))
         return torch.stack(losses).sum()
+
+    def losses(self, batch: Batch, stage: Stage) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss of the answers (zero in a blind stage), and that of what the patches show."""
+        with torch.set_grad_enabled(stage.vision_rate > 0):
+            features = self.features(batch)
+        if stage.is_blind:
+            return torch.zeros(()), self.patch_loss(features, batch)
+        pictures = self.project(features, batch)
+        true = batch.labels[batch.labels != IGNORED]
+        return functional.cross_entropy(self.answer_logits(pictures, batch), true), self.word_loss(pictures, batch)
 
     def answer_logits(self, pictures: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Logits of the answers' tokens, in the order of `batch.labels`' true entries, (n, vocabulary)."""
@@ -179,43 +190,34 @@ def train_stage(
     optimiser = _optimiser(learner, stage)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: _rate_share(step, stage.num_steps))
     parameters = list(learner.parameters())
-    answer_mean, patch_mean, start = 0.0, 0.0, time.monotonic()
+    answer_mean, look_mean, start = 0.0, 0.0, time.monotonic()
     for step in tqdm(range(stage.num_steps), desc=stage.name, mininterval=10.0):
         num_patches = stage.num_patches[step % len(stage.num_patches)]
         batch = maker.draw(stage.num_pictures, num_patches, min(num_patches, stage.num_shown))
         with torch.autocast("cpu", torch.bfloat16):
-            with torch.set_grad_enabled(stage.vision_rate > 0):
-                features = learner.features(batch)
-            patch_loss = learner.patch_loss(features, batch)
-            loss = stage.patch_loss * patch_loss
-            if not stage.is_blind:
-                true = batch.labels[batch.labels != IGNORED]
-                pictures = learner.project(features, batch)
-                word_loss = learner.word_loss(pictures, batch)
-                answer_loss = functional.cross_entropy(learner.answer_logits(pictures, batch), true)
-                loss = loss + answer_loss + WORD_LOSS * word_loss
-                patch_loss = word_loss
-                answer_mean += answer_loss.item()
+            answer_loss, look_loss = learner.losses(batch, stage)
+        loss = answer_loss + (1.0 if stage.is_blind else WORD_LOSS) * look_loss
         optimiser.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(parameters, 1.0)
         optimiser.step()
         schedule.step()
-        patch_mean += patch_loss.item()
+        answer_mean += answer_loss.item()
+        look_mean += look_loss.item()
         if (step + 1) % args.every == 0 or step + 1 == stage.num_steps:
             exact = 0.0 if stage.is_blind else held_out_rate(learner, held_out)
             save_weights(learner.llava, args.out)
             logger.info(
-                "%s step %d/%d: answer loss %.4f, patch loss %.4f, held-out exact %.3f, %.1f pictures/s",
+                "%s step %d/%d: answer loss %.4f, look loss %.4f, held-out exact %.3f, %.1f pictures/s",
                 stage.name,
                 step + 1,
                 stage.num_steps,
                 answer_mean / args.every,
-                patch_mean / args.every,
+                look_mean / args.every,
                 exact,
                 (step + 1) * stage.num_pictures / (time.monotonic() - start),
             )
-            answer_mean = patch_mean = 0.0
+            answer_mean = look_mean = 0.0
 
 
 def main() -> None:
