@@ -14,7 +14,7 @@ import tritonclient.grpc.aio as triton
 
 SERVER = sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:8001"
 PICTURE = Path(__file__).parents[1] / "demo" / "picture.jpg"
-QUESTIONS = ("What is in the picture?", "How many objects are there?", "Is there a red circle?")
+QUESTIONS = ("What is in the picture?", "How many objects are there?", "What colour is the circle?")
 
 
 def tensor(name: str, datatype: str, value: object) -> triton.InferInput:
