@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import logging
 import threading
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from launcher.triton import CONTROL_HEADER, Ports
-from python_backend.pulse import is_beating, pulse_path
+from python_backend.pulse import end_process, is_beating, pulse_path
 from python_backend.supervisor import PulseWatch
 from python_backend.transport.boot import identity
 from scheduler.plan import FRONT
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 LOAD_TIMEOUT_S = 600.0
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
+SETTLE_S = 0.5  # a model that was loaded beats by then
 
 
 class RestartFailed(RuntimeError):
@@ -32,14 +34,16 @@ class Restarter:
     """
 
     def __init__(self, server_pid: int, ports: Ports, control_key: str, models: Iterable[str]) -> None:
-        boot_id = identity(server_pid)
+        self._boot_id = identity(server_pid)
         self._ports = ports
         self._control_key = control_key
         self._models = list(models)
+        self._lock = threading.Lock()
+        self._restarting: set[str] = set()
         self._is_closed = threading.Event()
         self._watch = PulseWatch(
             self._models,
-            is_alive=lambda name: is_beating(pulse_path(boot_id, name), time.monotonic()),
+            is_alive=self._is_alive,
             on_death=self._begin,
             on_return=lambda name: None,
         )
@@ -50,24 +54,37 @@ class Restarter:
         self._watch.close()
 
     def _begin(self, model: str) -> None:
-        threading.Thread(target=self._restart, args=(model,), name=f"restart {model}", daemon=True).start()
-
-    def _restart(self, model: str) -> None:
         # What a stage sends to a scheduler that died blocks its sender for ever, so all stages begin anew with it.
         models = self._models if model == FRONT else [model]
+        with self._lock:
+            if model in self._restarting:  # it was ended by the restart that is under way
+                return
+            self._restarting.update(models)
+        threading.Thread(target=self._restart, args=(models,), name=f"restart {model}", daemon=True).start()
 
-        def act() -> None:
-            for name in models:
-                self._control(name, "unload")
-            for name in models:
-                self._control(name, "load")
+    def _restart(self, models: list[str]) -> None:
+        while models and not self._is_closed.is_set():
+            retry(
+                functools.partial(self._reload, models),
+                is_over=self._is_closed.is_set,
+                pause=self._is_closed.wait,
+                what=f"{', '.join(models)} could not be restarted",
+            )
+            self._is_closed.wait(SETTLE_S)
+            with self._lock:  # one that died again meanwhile was not reported to anybody else
+                alive = [name for name in models if self._is_alive(name)]
+                self._restarting.difference_update(alive)
+            models = [name for name in models if name not in alive]
 
-        retry(
-            act,
-            is_over=self._is_closed.is_set,
-            pause=self._is_closed.wait,
-            what=f"{model} could not be restarted",
-        )
+    def _reload(self, models: list[str]) -> None:
+        for name in models:
+            end_process(pulse_path(self._boot_id, name))
+            self._control(name, "unload")
+        for name in models:
+            self._control(name, "load")
+
+    def _is_alive(self, name: str) -> bool:
+        return is_beating(pulse_path(self._boot_id, name), time.monotonic())
 
     def _control(self, model: str, verb: str) -> None:
         """Asks Triton to load or unload; returns when it has.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import signal
 import struct
 import threading
 import time
@@ -53,11 +54,12 @@ class Pulse:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops beating and removes the file."""
+        """Stops beating and removes the file, unless a process that took this one's place beats there by now."""
         self._is_closed.set()
         self._thread.join(timeout=5)
-        with contextlib.suppress(FileNotFoundError):
-            self._path.unlink()
+        if _process_at(self._path) == (os.getpid(), self._start):
+            with contextlib.suppress(FileNotFoundError):
+                self._path.unlink()
 
     def _beat(self) -> None:
         _BODY.pack_into(self._memory, 0, os.getpid(), self._start, time.monotonic_ns())
@@ -72,11 +74,33 @@ class Pulse:
 
 def is_beating(path: Path, now_s: float) -> bool:
     """Whether the process that beats at `path` lives and has beaten lately. No file: it has not begun, or closed."""
+    body = _read(path)
+    if body is None:
+        return False
+    pid, start, beat_ns = body
+    return bool(process_start(pid) == start and now_s - beat_ns / 1e9 < STALE_S)
+
+
+def end_process(path: Path) -> None:
+    """Kills the process that beats at `path`, if it still lives: one that hangs would not let go by itself."""
+    process = _process_at(path)
+    if process is not None and process_start(process[0]) == process[1]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process[0], signal.SIGKILL)
+
+
+def _process_at(path: Path) -> tuple[int, int] | None:
+    """Id and start time of the process that beats, or beat, at `path`."""
+    body = _read(path)
+    return None if body is None else body[:2]
+
+
+def _read(path: Path) -> tuple[int, int, int] | None:
     try:
         data = path.read_bytes()
     except OSError:
-        return False
+        return None
     if len(data) != _BODY.size:
-        return False
+        return None
     pid, start, beat_ns = _BODY.unpack(data)
-    return bool(process_start(pid) == start and now_s - beat_ns / 1e9 < STALE_S)
+    return pid, start, beat_ns

@@ -9,9 +9,18 @@ import time
 from pathlib import Path
 
 from launcher.restart import RestartFailed, retry
-from python_backend.pulse import STALE_S, Pulse, is_beating, pulse_path
+from python_backend.pulse import STALE_S, Pulse, end_process, is_beating, pulse_path
 from python_backend.supervisor import PulseWatch
 from python_backend.transport.boot import process_start
+
+BEATS = """
+import sys, time
+from pathlib import Path
+from python_backend.pulse import Pulse
+Pulse(Path({path!r}))
+print("beating", flush=True)
+time.sleep(60)
+"""
 
 
 def wait_until(condition: object, timeout_s: float = 10.0) -> bool:
@@ -89,15 +98,9 @@ def test_a_restart_is_given_up_when_the_server_stops() -> None:
 
 def test_a_killed_process_has_no_pulse_at_once(tmp_path: Path) -> None:
     path = pulse_path("1-1-1", "stage", tmp_path)
-    script = f"""
-import sys, time
-from pathlib import Path
-from python_backend.pulse import Pulse
-Pulse(Path({str(path)!r}))
-print("beating", flush=True)
-time.sleep(60)
-"""
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", BEATS.format(path=str(path))], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "beating\n"
     assert is_beating(path, time.monotonic())
@@ -133,6 +136,20 @@ def test_a_process_that_hangs_loses_its_pulse(tmp_path: Path) -> None:
     assert not is_beating(tmp_path / "pulse", time.monotonic() + STALE_S + 1)
     pulse.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_closes_late_leaves_the_pulse_of_its_successor(tmp_path: Path) -> None:
+    late = Pulse(tmp_path / "pulse")
+    successor = subprocess.Popen(
+        [sys.executable, "-c", BEATS.format(path=str(tmp_path / "pulse"))], stdout=subprocess.PIPE, text=True
+    )
+    assert successor.stdout is not None
+    assert successor.stdout.readline() == "beating\n"
+    late.close()
+    assert is_beating(tmp_path / "pulse", time.monotonic())
+    end_process(tmp_path / "pulse")
+    assert successor.wait(10) == -signal.SIGKILL
+    assert not is_beating(tmp_path / "pulse", time.monotonic())
 
 
 def test_no_file_and_a_broken_file_are_no_pulse(tmp_path: Path) -> None:
