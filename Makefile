@@ -39,7 +39,7 @@ unit: setup ## tests without a server
 integration: setup ## tests against a real tritonserver on 127.0.0.1
 	$(BIN)/pytest tests/integration -m "not slow"
 
-slow: setup ## long runs: 20,000 requests (SOAK_REQUESTS), memory and threads compared
+slow: setup ## long runs: killed stages, and 20,000 requests (SOAK_REQUESTS) with memory compared
 	$(BIN)/pytest tests/integration -m slow -s
 
 browser: ## the Chromium that drives the page's tests, from Debian (as root)
