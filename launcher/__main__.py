@@ -12,6 +12,8 @@ from client.errors import InvalidRequest, RelayClientError
 
 USAGE, FAILED, INTERRUPTED = 2, 1, 130
 
+Commands = argparse._SubParsersAction  # what add_subparsers gives; argparse has no public name for it
+
 
 def _say(text: str) -> None:
     print(f"vlm-relay: {text}", file=sys.stderr, flush=True)
@@ -86,16 +88,18 @@ def _add_server_ports(parser: argparse.ArgumentParser) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    import client.__main__ as ask
-    import client.batch as batch
-    import client.gateway.__main__ as gateway
-    import client.load as load
-    import scheduler.__main__ as render
-    import scheduler.topology.command as topology
-
     parser = argparse.ArgumentParser(prog="vlm-relay", description="Serve vision-language models on Triton.")
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_serving(commands)
+    _add_clients(commands)
+    _add_planning(commands)
+    return parser
+
+
+def _add_serving(commands: Commands[argparse.ArgumentParser]) -> None:
+    """What starts a server."""
+    import client.gateway.__main__ as gateway
 
     command = commands.add_parser("serve", help="start the server and serve until Ctrl-C")
     _add_plan_options(command)
@@ -108,6 +112,19 @@ def _parser() -> argparse.ArgumentParser:
     _add_server_ports(command)
     gateway.configure_listening(command)
     command.set_defaults(run=_up)
+
+    command = commands.add_parser("demo", help="start, ask about the shipped picture, stop")
+    _add_plan_options(command)
+    command.add_argument("--log", type=Path, default=Path("build/demo.log"), help="server's log (%(default)s)")
+    command.set_defaults(run=_demo)
+
+
+def _add_clients(commands: Commands[argparse.ArgumentParser]) -> None:
+    """What talks to a running server."""
+    import client.__main__ as ask
+    import client.batch as batch
+    import client.gateway.__main__ as gateway
+    import client.load as load
 
     command = commands.add_parser("gateway", help="OpenAI's HTTP interface for a running server")
     gateway.configure(command)
@@ -125,6 +142,12 @@ def _parser() -> argparse.ArgumentParser:
     load.configure(command)
     command.set_defaults(run=_load)
 
+
+def _add_planning(commands: Commands[argparse.ArgumentParser]) -> None:
+    """What prepares or explains a deployment."""
+    import scheduler.__main__ as render
+    import scheduler.topology.command as topology
+
     command = commands.add_parser("build", help="export the vision encoder ahead of time")
     _add_plan_options(command)
     command.add_argument("--force", action="store_true", help="export also when a current one is there")
@@ -141,12 +164,6 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("topology", help="show what links this machine's GPUs, or those of a text")
     topology.configure(command)
     command.set_defaults(run=topology.run)
-
-    command = commands.add_parser("demo", help="start, ask about the shipped picture, stop")
-    _add_plan_options(command)
-    command.add_argument("--log", type=Path, default=Path("build/demo.log"), help="server's log (%(default)s)")
-    command.set_defaults(run=_demo)
-    return parser
 
 
 def _port(text: str) -> int:
