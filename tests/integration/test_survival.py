@@ -1,7 +1,7 @@
 """A stage that is killed takes no request with it: streams go on elsewhere, and it comes back.
 
-`make slow` runs these. About one kill in ten, at an unlucky instant, takes tritonserver 2.51 itself along
-(`boost::interprocess::lock_exception` in its Python backend, seen in its log); nothing here can prevent that.
+`make slow` runs these. A kill at an unlucky instant takes tritonserver 2.51 itself along
+(`boost::interprocess::lock_exception` in its Python backend, seen once in some twenty kills); we cannot prevent that.
 """
 
 from __future__ import annotations
