@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from client.channel import DEFAULT_ADDRESS
 from client.errors import InvalidRequest
+from client.gateway.addresses import host_from
 from client.gateway.settings import Settings
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -38,11 +39,20 @@ def configure_listening(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", default=defaults.model, help="the model's name in Triton and for clients (%(default)s)"
     )
+    parser.add_argument(
+        "--image-host",
+        action="append",
+        default=[],
+        metavar="HOST[:PORT]",
+        help="fetch images from this host; may be repeated (none: addresses of images are refused)",
+    )
+    parser.add_argument("--private-image-hosts", action="store_true", help="listed hosts may be in a private network")
     for name, text in (
         ("max_images", "images in one request"),
         ("max_image_mib", "size of one image"),
         ("max_body_mib", "size of one request's body"),
         ("max_in_flight", "requests at a time; more get a 429"),
+        ("image_timeout_s", "seconds for fetching one image"),
         ("deadline_s", "seconds for a request that sets no deadline_ms"),
     ):
         value = getattr(defaults, name)
@@ -68,6 +78,9 @@ def settings_from(
         max_body_mib=arguments.max_body_mib,
         max_in_flight=arguments.max_in_flight,
         deadline_s=arguments.deadline_s,
+        image_hosts=frozenset(host_from(host) for host in arguments.image_host),
+        allows_private_image_hosts=arguments.private_image_hosts,
+        image_timeout_s=arguments.image_timeout_s,
         metrics_url=metrics_url,
     )
 

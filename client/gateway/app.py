@@ -16,13 +16,14 @@ from starlette.exceptions import HTTPException
 
 from client.errors import InvalidRequest
 from client.gateway.bodies import ChatBody, TextBody, describe
-from client.gateway.edge import Edge
+from client.gateway.edge import BodyRefused, Edge
 from client.gateway.events import Events
 from client.gateway.failure import Failure, Refused, failure_from, no_model, too_busy
+from client.gateway.fetch import ImageFetcher
 from client.gateway.gauges import tell_gauges
 from client.gateway.health import Canary
 from client.gateway.metrics import CONTENT_TYPE, GatewayMetrics
-from client.gateway.question import Question, question_from_chat, question_from_text
+from client.gateway.question import Question, addresses_in, question_from_chat, question_from_text
 from client.gateway.record import Record
 from client.gateway.response import AnswerResponse
 from client.gateway.settings import Settings
@@ -56,6 +57,7 @@ class Gateway:
         self.settings = settings
         self.metrics = GatewayMetrics()
         self.events = Events()
+        self.fetcher = ImageFetcher(settings)
         self.client = AsyncRelayClient(settings.url, model=settings.model, clock=clock)
         self.canary = Canary(self.client, settings.health_cache_s, settings.health_timeout_s, clock)
         self._clock = clock
@@ -71,7 +73,8 @@ class Gateway:
                 tell_gauges(self.settings.metrics_url, self.settings.gauges_every_s, self.events)
             )
         try:
-            yield
+            async with self.fetcher:
+                yield
         finally:
             if task is not None:
                 task.cancel()
@@ -118,7 +121,9 @@ def create_app(
 def _add_completions(app: FastAPI, gateway: Gateway) -> None:
     @app.post("/v1/chat/completions", response_class=JSONResponse, responses=_ERRORS)
     async def chat_completions(request: Request, body: ChatBody) -> Response:
-        return gateway.answer(request, question_from_chat(body, gateway.settings), ChatWording)
+        addresses = addresses_in(body, gateway.settings)
+        fetched = await gateway.fetcher.fetch(addresses, request.state.held.take)
+        return gateway.answer(request, question_from_chat(body, gateway.settings, fetched), ChatWording)
 
     @app.post("/v1/completions", response_class=JSONResponse, responses=_ERRORS)
     async def completions(request: Request, body: TextBody) -> Response:
@@ -185,6 +190,10 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Refused)
     async def refused(_request: Request, error: Refused) -> Response:
+        return _respond(error.failure)
+
+    @app.exception_handler(BodyRefused)
+    async def no_memory(_request: Request, error: BodyRefused) -> Response:
         return _respond(error.failure)
 
     @app.exception_handler(InvalidRequest)

@@ -12,6 +12,7 @@ import logging
 import re
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -39,8 +40,40 @@ class BodyRefused(Exception):
         self.failure = failure
 
 
+@dataclass(slots=True)
+class Memory:
+    """The bytes that all requests may hold together, and do."""
+
+    limit: int
+    num_bytes: int = 0
+
+
+class Held:
+    """What one request holds of the memory: its body, and the images that were fetched for it."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self.num_bytes = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Hold so many more.
+
+        Raises:
+            BodyRefused: there is no room for them.
+        """
+        self.num_bytes += num_bytes
+        self._memory.num_bytes += num_bytes
+        if self._memory.num_bytes > self._memory.limit:
+            raise BodyRefused(too_busy("the bodies of other requests fill the memory set aside for them"))
+
+    def give_back(self) -> None:
+        """Hold nothing any more."""
+        self._memory.num_bytes -= self.num_bytes
+        self.num_bytes = 0
+
+
 class Edge:
-    """Wraps the application. Owns the counts of requests and body bytes that are held."""
+    """Wraps the application. Owns the count of requests, and the memory that they hold."""
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: GatewayMetrics, clock: Callable[[], float]) -> None:
         self._app = app
@@ -49,7 +82,7 @@ class Edge:
         self._clock = clock
         self._keys = tuple(key.encode() for key in settings.api_keys)
         self._num_completions = 0
-        self._num_body_bytes = 0
+        self._memory = Memory(settings.max_bodies_mib * MIB)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Lets a request in, or answers it."""
@@ -92,7 +125,7 @@ class Edge:
             await _refuse(failure, send)
             return
         self._num_completions += is_completion
-        held = _Held()
+        held = scope["state"]["held"] = Held(self._memory)
         try:
             body = await self._read(scope, receive, held)
             await self._app(scope, _replay(body, receive), send)
@@ -100,7 +133,7 @@ class Edge:
             await _refuse(refused.failure, send)
         finally:
             self._num_completions -= is_completion
-            self._num_body_bytes -= held.num_bytes
+            held.give_back()
 
     def _check_key(self, scope: Scope) -> Failure | None:
         if not self._keys or not scope["path"].startswith(("/v1/", "/scheduler/")):
@@ -110,7 +143,7 @@ class Edge:
         matches = [hmac.compare_digest(key.strip(), each) for each in self._keys]  # all of them: constant time
         return None if kind.lower() == b"bearer" and any(matches) else no_key(bool(given))
 
-    async def _read(self, scope: Scope, receive: Receive, held: _Held) -> bytes:
+    async def _read(self, scope: Scope, receive: Receive, held: Held) -> bytes:
         limit = self._settings.max_body_mib * MIB
         try:
             announced = int(_header(scope, b"content-length") or b"0")
@@ -127,12 +160,9 @@ class Edge:
                         raise ClientGone
                     part = message.get("body", b"")
                     parts.append(part)
-                    held.num_bytes += len(part)
-                    self._num_body_bytes += len(part)
+                    held.take(len(part))
                     if held.num_bytes > limit:
                         raise BodyRefused(self._too_large())
-                    if self._num_body_bytes > self._settings.max_bodies_mib * MIB:
-                        raise BodyRefused(too_busy("the bodies of other requests fill the memory set aside for them"))
                     if not message.get("more_body", False):
                         return b"".join(parts)
         except TimeoutError:
@@ -141,12 +171,6 @@ class Edge:
 
     def _too_large(self) -> Failure:
         return Failure(413, f"the body is too large; at most {self._settings.max_body_mib} MiB are allowed")
-
-
-class _Held:
-    """The bytes that one request holds."""
-
-    num_bytes = 0
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from client.gateway.bodies import ChatBody, ChatMessage, CompletionBody, ImagePart, TextBody
@@ -27,8 +28,26 @@ class Question:
     num_top_logprobs: int | None  # None: no log-probabilities
 
 
-def question_from_chat(body: ChatBody, settings: Settings) -> Question:
-    """The question in a chat body.
+def addresses_in(body: ChatBody, settings: Settings) -> list[tuple[str, str]]:
+    """The images that a chat body only has an address of: the place in the body, and the address.
+
+    Raises:
+        Refused: too many images.
+    """
+    images = [
+        (f"messages.{index}.content.{place}.image_url", part)
+        for index, message in enumerate(body.messages)
+        if not isinstance(message.content, str)
+        for place, part in enumerate(message.content)
+        if isinstance(part, ImagePart)
+    ]
+    if len(images) > settings.max_images:
+        raise _too_many(settings)
+    return [(where, _uri(part)) for where, part in images if _is_address(_uri(part))]
+
+
+def question_from_chat(body: ChatBody, settings: Settings, fetched: Mapping[str, bytes] | None = None) -> Question:
+    """The question in a chat body; `fetched` has the images behind its addresses.
 
     Raises:
         Refused: something that this server does not have, or an image that is none.
@@ -42,7 +61,9 @@ def question_from_chat(body: ChatBody, settings: Settings) -> Question:
         raise Refused("top_logprobs needs logprobs: true", "top_logprobs")
     num_top = (body.top_logprobs or 0) if body.logprobs else None
     images: list[bytes] = []
-    messages = tuple(_message(index, message, images, settings) for index, message in enumerate(body.messages))
+    messages = tuple(
+        _message(index, message, images, settings, fetched or {}) for index, message in enumerate(body.messages)
+    )
     options = _options(body, settings)
     max_tokens = body.max_completion_tokens or body.max_tokens
     if max_tokens is not None:
@@ -147,7 +168,9 @@ def _flags(body: CompletionBody) -> Options:
     return options
 
 
-def _message(index: int, message: ChatMessage, images: list[bytes], settings: Settings) -> Message:
+def _message(
+    index: int, message: ChatMessage, images: list[bytes], settings: Settings, fetched: Mapping[str, bytes]
+) -> Message:
     """The server's form of a message; adds its images to `images`, in order."""
     role = "system" if message.role == "developer" else message.role
     if isinstance(message.content, str):
@@ -156,22 +179,33 @@ def _message(index: int, message: ChatMessage, images: list[bytes], settings: Se
     for place, part in enumerate(message.content):
         if isinstance(part, ImagePart):
             if len(images) == settings.max_images:
-                raise Refused(f"too many images; at most {settings.max_images} are allowed", "messages")
-            images.append(_image(f"messages.{index}.content.{place}.image_url", part, settings))
+                raise _too_many(settings)
+            where = f"messages.{index}.content.{place}.image_url"
+            images.append(fetched.get(_uri(part)) or _image(where, _uri(part), settings))
             parts.append({"type": "image"})
         else:
             parts.append({"type": "text", "text": part.text})
     return {"role": role, "content": parts}
 
 
-def _image(where: str, part: ImagePart, settings: Settings) -> bytes:
-    """The file in a `data:` URI. An address is never fetched: it might lead into the private network."""
-    uri = part.image_url if isinstance(part.image_url, str) else part.image_url.url
-    scheme = uri[:8].lower()
-    if scheme.startswith(("http:", "https:")):
+def _too_many(settings: Settings) -> Refused:
+    return Refused(f"too many images; at most {settings.max_images} are allowed", "messages")
+
+
+def _uri(part: ImagePart) -> str:
+    return part.image_url if isinstance(part.image_url, str) else part.image_url.url
+
+
+def _is_address(uri: str) -> bool:
+    return uri[:8].lower().startswith(("http:", "https:"))
+
+
+def _image(where: str, uri: str, settings: Settings) -> bytes:
+    """The file in a `data:` URI."""
+    if _is_address(uri):
         raise Refused(f"{where}: image addresses are not fetched; send the image as a data: URI", "messages")
     head, comma, data = uri.partition(",")
-    if not scheme.startswith("data:") or not comma or not head.lower().endswith(";base64"):
+    if not uri[:5].lower() == "data:" or not comma or not head.lower().endswith(";base64"):
         raise Refused(f"{where}: must be a data: URI, data:image/jpeg;base64,...", "messages")
     if len(data) * 3 // 4 > settings.max_image_mib * MIB + 3:
         size = f"{len(data) * 3 / 4 / MIB:.1f} MiB"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 
 from client.channel import DEFAULT_ADDRESS, address_from
 from client.errors import InvalidRequest
+from client.gateway.addresses import host_from
 
 MIB = 2**20
 
@@ -30,6 +31,9 @@ class Settings:
     deadline_s: float = 600.0  # for a request that sets none: nobody waits longer for an HTTP answer
     health_cache_s: float = 5.0  # a probe asks every few seconds, from several places
     health_timeout_s: float = 10.0
+    image_hosts: frozenset[str] = frozenset()  # `host` or `host:port`; none: no address of an image is asked
+    allows_private_image_hosts: bool = False  # a listed host may be inside: an image store of the operator's own
+    image_timeout_s: float = 10.0  # for one image, redirects and all
     metrics_url: str | None = None  # Triton's metrics, for the live panel
     gauges_every_s: float = 1.0
 
@@ -37,8 +41,10 @@ class Settings:
         address_from(self.url)
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, int | float) and not value > 0:
+            if isinstance(value, int | float) and not isinstance(value, bool) and not value > 0:
                 raise InvalidRequest(f"{each.name} must be above 0, not {value!r}")
+        if any(host_from(host) != host for host in self.image_hosts):
+            raise InvalidRequest(f"image hosts must be in lower case, not {', '.join(self.image_hosts)}")
         if any(not key or key != key.strip() for key in self.api_keys):
             raise InvalidRequest("an API key is empty or has spaces around it")
         if self.metrics_url is not None and not self.metrics_url.startswith(("http://", "https://")):
