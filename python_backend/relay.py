@@ -36,7 +36,8 @@ from python_backend.prompt import Prompt, PromptBuilder
 from python_backend.stream import Attempt, Chunk, Client, DecodeJob, Gathered, Reply, Stages, Stream
 from scheduler.admission import WaitingRoom
 from scheduler.decision import Decision, StagesFull
-from scheduler.loads import RecentKeys, RequestShape
+from scheduler.ledger import Ledger
+from scheduler.loads import RequestShape
 from scheduler.profile import LimitsTable
 from scheduler.routing import Router
 
@@ -76,10 +77,7 @@ class Relay:
         self._room: WaitingRoom[Stream] = WaitingRoom(limits.max_waiting + 1, limits.ageing_s)
         self._serving: set[Stream] = set()
         self._router = router
-        self._loads = router.idle()
-        self._images_of = {name: RecentKeys(load.free_slots or 0) for name, load in self._loads.encoders.items()}
-        for name, load in self._loads.encoders.items():
-            load.cached = self._images_of[name]
+        self._ledger = Ledger(router.idle())
         self._down: set[str] = set()
         self._fan_out = ThreadPoolExecutor(max_workers=64, thread_name_prefix="encode")
         self._serials = itertools.count(1)
@@ -127,7 +125,7 @@ class Relay:
         """Gives no new work to a replica, and tries what waits for it elsewhere. Returns at once."""
         with self._lock:
             self._down.add(name)
-            self._set_available(name, False)
+            self._ledger.set_available(name, False)
             waiting = [(stream, stream.attempt) for stream in self._serving if name in stream.attempt.waits_on]
         self._meter.add("vlm_relay_deaths_total", labels={"replica": name})
         for stream, attempt in waiting:
@@ -137,16 +135,8 @@ class Relay:
         """Gives work to a replica again."""
         with self._lock:
             self._down.discard(name)
-            self._set_available(name, True)
+            self._ledger.set_available(name, True)
         self._meter.add("vlm_relay_recoveries_total", labels={"replica": name})
-
-    def _set_available(self, name: str, is_available: bool) -> None:
-        """Tells the decisions. The caller holds the lock."""
-        for loads in (self._loads.encoders, self._loads.decoders):
-            if name in loads:
-                loads[name].is_available = is_available
-        if name in self._images_of:  # dead or new, its store is empty
-            self._images_of[name].forget()
 
     def close(self) -> None:
         """Ends every request that is left, and the watch."""
@@ -222,22 +212,13 @@ class Relay:
         shape = RequestShape(num_images, prompt.num_tokens, max_tokens, image_keys=keys)
         with self._lock:
             try:
-                decision = self._router.decide(shape, self._loads)
+                decision = self._router.decide(shape, self._ledger.loads)
             except LookupError as error:
                 raise Overloaded(f"{error} just now: it died and is being restarted", 5.0) from error
             except StagesFull as error:
                 raise Overloaded(str(error), error.retry_after_s) from error
-            attempt.num_tokens = shape.total_tokens
             attempt.decision = decision
-            decoder = self._loads.decoders[decision.decoder]
-            decoder.running += 1
-            decoder.pending_tokens += attempt.num_tokens
-            for name, key in zip(decision.encoders, keys, strict=bool(decision.encoders)):
-                # Noted before it is there: the same image that comes meanwhile goes to the same encoder.
-                self._images_of[name].note([key])
-                encoder = self._loads.encoders[name]
-                encoder.pending_images += 1
-                encoder.free_slots = (encoder.free_slots or 0) - 1
+            attempt.place = self._ledger.take(decision, shape)
         labels = {"mode": decision.mode, "reason": decision.reason_kind}
         self._meter.add("vlm_relay_decisions_total", labels=labels)
         return decision
@@ -263,17 +244,11 @@ class Relay:
                 raise error
         stream.progress_s = self._clock()
         with self._lock:
-            self._note_encoded(attempt)
+            if attempt.place is not None:
+                self._ledger.note_encoded(attempt.place)
         slow = decision.warning(self._limits.encode_transfer_warn_ms, stream.progress_s - began_s)
         if slow is not None:
             logger.warning("%s: %s", stream.id, slow)
-
-    def _note_encoded(self, attempt: Attempt) -> None:
-        """Takes the images of an attempt off the encoders' queues, once. The caller holds the lock."""
-        if attempt.decision is not None and not attempt.is_encoded:
-            attempt.is_encoded = True
-            for name in attempt.decision.encoders:
-                self._loads.encoders[name].pending_images -= 1
 
     def _encode_one(self, encoder: str, index: int, image: bytes) -> bytes:
         try:
@@ -361,16 +336,9 @@ class Relay:
     def _close_attempt(self, attempt: Attempt, stream: Stream) -> None:
         """Gives back what an attempt holds; also what a late answer of a dead stage brought after that."""
         with self._lock:
-            was_closed, attempt.is_closed = attempt.is_closed, True
             attempt.waits_on = frozenset()
-            if attempt.decision is not None and not was_closed:
-                self._note_encoded(attempt)
-                decoder = self._loads.decoders[attempt.decision.decoder]
-                decoder.running -= 1
-                decoder.pending_tokens -= attempt.num_tokens
-                for name in attempt.decision.encoders:
-                    encoder = self._loads.encoders[name]
-                    encoder.free_slots = (encoder.free_slots or 0) + 1
+            if attempt.place is not None:
+                self._ledger.give_back(attempt.place)
             handles, attempt.handles = attempt.handles, []
         for handle in handles:
             try:

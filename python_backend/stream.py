@@ -13,6 +13,7 @@ from python_backend.generate import GenerateRequest
 from python_backend.prompt import Prompt
 from python_backend.request import SamplingParameters
 from scheduler.decision import Decision
+from scheduler.ledger import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +112,10 @@ class Attempt:
 
     number: int
     decision: Decision | None = None
-    num_tokens: int = 0  # charged to the decoder's load
+    place: Place | None = None  # what the decision is charged with at the replicas
     waits_on: frozenset[str] = frozenset()
-    is_encoded: bool = False
     is_decoding: bool = False
     handles: list[bytes] = field(default_factory=list)
-    is_closed: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -35,6 +35,10 @@ class Loads:
 
     encoders: Mapping[str, Load]
     decoders: Mapping[str, Load]
+    # Kept by a ledger, so that a decision need not look at all: the names of the replicas that changed since the last
+    # decision, which takes them out, and by key of an image the encoders that have it. None: not known.
+    changed: set[str] | None = field(default=None, compare=False)
+    holders: Mapping[bytes, Collection[str]] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +84,15 @@ class RecentKeys:
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._keys)
 
-    def note(self, keys: Iterable[bytes]) -> None:
-        """Makes keys the newest; the oldest beyond the capacity are forgotten."""
+    def note(self, keys: Iterable[bytes]) -> list[bytes]:
+        """Makes keys the newest; the oldest beyond the capacity are forgotten: the result."""
         for key in keys:
             self._keys[key] = None
             self._keys.move_to_end(key)
+        forgotten = []
         while len(self._keys) > self.capacity:
-            self._keys.popitem(last=False)
+            forgotten.append(self._keys.popitem(last=False)[0])
+        return forgotten
 
     def forget(self) -> None:
         """Forgets all: the replica was restarted."""

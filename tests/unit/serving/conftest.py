@@ -78,7 +78,7 @@ def settle() -> None:
 
 def loads(world: World) -> Loads:
     """What the relay thinks that each replica has before it; who is down counts as up, caches as empty."""
-    loads = world.relay._loads
+    loads = world.relay._ledger.loads
     for load in (*loads.encoders.values(), *loads.decoders.values()):
         load.is_available = True
         load.cached = NOTHING

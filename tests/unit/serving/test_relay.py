@@ -262,10 +262,10 @@ def test_several_images_are_encoded_side_by_side(start_relay: StartRelay) -> Non
 
 def test_a_full_decoder_is_told_with_the_time_to_wait(start_relay: StartRelay) -> None:
     world = start_relay()
-    world.relay._loads.decoders["d"].running += 288
+    world.relay._ledger.loads.decoders["d"].running += 288
 
     told = world.ask("a").wait()
-    world.relay._loads.decoders["d"].running -= 288
+    world.relay._ledger.loads.decoders["d"].running -= 288
 
     text = "all 1 decoders are full: each holds 288 requests or more, 288 allowed"
     assert told == [f"[UNAVAILABLE] {text}; retry after 0.1 s"]
