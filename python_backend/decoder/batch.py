@@ -6,9 +6,9 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 
-from python_backend.decoder.budget import PromptBudget
 from python_backend.decoder.kv_cache import BlockPool
 from python_backend.decoder.sequence import Sequence
+from scheduler.step import PromptBudget, count_free_tokens, may_admit
 
 logger = logging.getLogger(__name__)
 
@@ -82,9 +82,7 @@ class StepChooser:
             for sequence in [sequence for sequence in self.running if sequence.is_decoding]
             if sequence in self.running and self._grow(sequence)
         ]
-        num_free = self._max_step_tokens - len(chunks)
-        if budget is not None:
-            num_free = min(num_free, budget.tokens(len(chunks)))
+        num_free = count_free_tokens(len(chunks), self._max_step_tokens, budget)
         for sequence in self.running:
             if not sequence.is_decoding and num_free > 0:
                 num_free -= self._continue_prompt(sequence, num_free, chunks)
@@ -139,8 +137,8 @@ class StepChooser:
         sequence = self.waiting[0]
         shared = self._find_shared(sequence)
         num_new = -(-sequence.num_tokens // self._block_tokens) - len(shared)
-        reserve = len(self.running)  # each may soon need a block, and would preempt this one for it
-        if not self._pool.has_room(num_new + self._pool.count_idle(shared) + reserve):
+        num_needed = num_new + self._pool.count_idle(shared)
+        if not may_admit(len(self.running), self._max_sequences, num_needed, self._pool.num_available):
             return False
         self._pool.share(shared)
         sequence.blocks = [*shared, *self._pool.take(num_new)]

@@ -18,7 +18,6 @@ import torch
 from tokenizers import Tokenizer
 
 from python_backend.decoder.batch import Chunk, StepChooser
-from python_backend.decoder.budget import PromptBudget
 from python_backend.decoder.detokenize import load_tokenizer
 from python_backend.decoder.inbox import Inbox
 from python_backend.decoder.intake import check_prompt, expand_prompt, reason_to_end
@@ -40,6 +39,7 @@ from python_backend.errors import (
     PeerGone,
     RelayError,
 )
+from scheduler.step import PromptBudget
 
 __all__ = ["DecodeRequest", "Delta", "Engine", "EngineOptions", "EngineStatus", "ImageEmbedding"]
 

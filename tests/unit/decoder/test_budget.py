@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 from python_backend.decoder.batch import Chunk
-from python_backend.decoder.budget import MIN_TOKENS, PromptBudget
 from python_backend.decoder.engine import Delta
 from python_backend.decoder.runner import Outcome
+from scheduler.step import MIN_TOKENS, PromptBudget
 from tests.unit.decoder.conftest import Case, Receiver, StartEngine
 
 
