@@ -1,9 +1,11 @@
 """Where everything lies in a segment: pure arithmetic, the same for its creator and its readers.
 
     0                  facts      8 words of 8 bytes: magic, layout version, slots, slot bytes, leases,
-                                  is open (1, or 0 once closed), two spare       readers: read only
-    64                 generation one word per slot: even = stable, odd = being written
-    64 + 8 slots       granted    one word per lease: the id that holds it, or 0
+                                  is open (1, or 0 once closed), memory, spare   readers: read only
+    64                 export     how to open the slots on a device: CUDA's IPC handle (64 bytes) and the
+                                  device's UUID (16); zeros for slots in host memory
+    144                generation one word per slot: even = stable, odd = being written
+    144 + 8 slots      granted    one word per lease: the id that holds it, or 0
        ... next page boundary
     returned_offset    returned   one word per lease: the id given back last     readers: read and write
        ... next page boundary
@@ -11,7 +13,9 @@
                        slot 1
                        ...
 
-The three areas start on pages of their own because each is mapped with its own rights.
+The three areas start on pages of their own because each is mapped with its own rights. With memory "device" the
+slots are on a GPU, at the same strides, and the third area is missing; with "both" they are on a GPU and, for readers
+that cannot open that, in the third area too.
 """
 
 from __future__ import annotations
@@ -20,10 +24,14 @@ import mmap
 import re
 import secrets
 from dataclasses import dataclass
+from typing import Final, Literal, get_args
 
 from python_backend.transport.boot import BOOT_ID, PREFIX
 
-LAYOUT_VERSION = 1
+Memory = Literal["host", "device", "both"]
+_MEMORIES: Final[tuple[Memory, ...]] = get_args(Memory)
+
+LAYOUT_VERSION = 2
 MAGIC = int.from_bytes(b"VLMRELAY", "little")
 WORD_BYTES = 8
 SLOT_ALIGNMENT_BYTES = 4096
@@ -31,6 +39,9 @@ SLOT_ALIGNMENT_BYTES = 4096
 AREA_ALIGNMENT_BYTES = max(SLOT_ALIGNMENT_BYTES, mmap.ALLOCATIONGRANULARITY)
 NUM_FACTS = 8
 IS_OPEN = 5  # the word of the facts that turns 0 when the creator closes
+NUM_EXPORT_WORDS = 10
+EXPORT_BYTES = NUM_EXPORT_WORDS * WORD_BYTES
+EXPORT_OFFSET = NUM_FACTS * WORD_BYTES
 
 _SEGMENT_NAME = re.compile(rf"vlm_relay\.(?P<boot>{BOOT_ID.pattern})\.[0-9a-f]{{16}}")
 SEGMENT_NAME_BYTES = 64  # the longest name a handle has room for
@@ -59,6 +70,7 @@ class SegmentLayout:
     num_slots: int
     slot_bytes: int
     num_leases: int
+    memory: Memory = "host"
 
     def __post_init__(self) -> None:
         for name in ("num_slots", "slot_bytes", "num_leases"):
@@ -69,12 +81,12 @@ class SegmentLayout:
     @property
     def generation_word(self) -> int:
         """The first word of the generations."""
-        return NUM_FACTS
+        return NUM_FACTS + NUM_EXPORT_WORDS
 
     @property
     def granted_word(self) -> int:
         """The first word of the granted lease ids."""
-        return NUM_FACTS + self.num_slots
+        return self.generation_word + self.num_slots
 
     @property
     def control_bytes(self) -> int:
@@ -97,17 +109,23 @@ class SegmentLayout:
         return _align(self.slot_bytes, SLOT_ALIGNMENT_BYTES)
 
     @property
+    def slots_bytes(self) -> int:
+        """Length of all slots together, wherever they are."""
+        return self.num_slots * self.slot_stride_bytes
+
+    @property
     def total_bytes(self) -> int:
-        """Length of the whole segment."""
-        return self.slots_offset + self.num_slots * self.slot_stride_bytes
+        """Length of the whole segment in host memory."""
+        return self.slots_offset + (0 if self.memory == "device" else self.slots_bytes)
 
     def slot_offset(self, slot: int) -> int:
-        """Where slot number `slot` starts."""
+        """Where slot number `slot` starts; of slots on a device, where it would."""
         return self.slots_offset + slot * self.slot_stride_bytes
 
     def facts(self) -> tuple[int, ...]:
         """The words that a reader finds at the start of the segment, as long as it is open."""
-        return (MAGIC, LAYOUT_VERSION, self.num_slots, self.slot_bytes, self.num_leases, 1, 0, 0)
+        memory = _MEMORIES.index(self.memory)
+        return (MAGIC, LAYOUT_VERSION, self.num_slots, self.slot_bytes, self.num_leases, 1, memory, 0)
 
     @classmethod
     def from_facts(cls, facts: tuple[int, ...], total_bytes: int) -> SegmentLayout:
@@ -116,12 +134,14 @@ class SegmentLayout:
         Raises:
             ValueError: not a segment, of another layout version, or shorter than its layout needs.
         """
-        magic, version, num_slots, slot_bytes, num_leases = facts[:5]
+        magic, version, num_slots, slot_bytes, num_leases, _, memory = facts[:7]
         if magic != MAGIC:
             raise ValueError("not an embedding segment")
         if version != LAYOUT_VERSION:
             raise ValueError(f"layout version {version}, this process knows {LAYOUT_VERSION}")
-        layout = cls(num_slots, slot_bytes, num_leases)
+        if memory >= len(_MEMORIES):
+            raise ValueError(f"memory of kind {memory}; known: {', '.join(_MEMORIES)}")
+        layout = cls(num_slots, slot_bytes, num_leases, _MEMORIES[memory])
         if layout.total_bytes > total_bytes:
             raise ValueError(f"{total_bytes} bytes, its layout needs {layout.total_bytes}")
         return layout

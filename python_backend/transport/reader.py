@@ -45,8 +45,8 @@ class EmbeddingReader:
             EmbeddingGone: the slot was given to a newer embedding, the lease is over, or the owner has gone.
             HandleRefused: the handle does not fit its segment.
         """
-        segment = self._segment_of(handle)
-        array = _locate(segment, handle)
+        segment = self.locate(handle)
+        array = _view(segment, handle)
         if not is_held(segment, handle.lease_index, handle.lease_id):
             raise EmbeddingGone(f"the lease on embedding {handle.digest.hex()} is over: returned or run out")
         return array
@@ -64,10 +64,21 @@ class EmbeddingReader:
         """
         if out.shape != handle.shape or out.dtype != NUMPY_DTYPES[handle.dtype]:
             raise ValueError(f"{handle.dtype} {handle.shape} does not go into {out.dtype} {out.shape}")
+        segment = self.locate(handle)
+        np.copyto(out, _view(segment, handle))
+        check_after(segment, handle)
+
+    def locate(self, handle: EmbeddingHandle) -> Segment:
+        """The attached segment whose slot holds the embedding at this moment.
+
+        Raises:
+            EmbeddingGone: the slot was given to a newer embedding, or the owner has gone.
+            HandleRefused: the handle does not fit its segment.
+        """
         segment = self._segment_of(handle)
-        np.copyto(out, _locate(segment, handle))
-        fence()
+        _check_fit(segment, handle)
         _check_generation(segment, handle)
+        return segment
 
     def holds(self, handle: EmbeddingHandle) -> bool:
         """Whether what `read` gave for this handle is still that embedding; for a check after use."""
@@ -120,8 +131,23 @@ class EmbeddingReader:
         return segment
 
 
-def _locate(segment: Segment, handle: EmbeddingHandle) -> npt.NDArray[np.generic]:
-    """The array behind the handle, once it fits the segment and the slot still holds its embedding."""
+def check_after(segment: Segment, handle: EmbeddingHandle) -> None:
+    """That what was copied out of a located slot until now is whole.
+
+    Raises:
+        EmbeddingGone: the slot was given to a newer embedding meanwhile.
+    """
+    fence()
+    _check_generation(segment, handle)
+
+
+def _view(segment: Segment, handle: EmbeddingHandle) -> npt.NDArray[np.generic]:
+    if segment.layout.memory == "device":
+        raise HandleRefused(f"embedding {handle.digest.hex()} is on a GPU, and this decoder reads host memory")
+    return segment.view(handle.slot, handle.shape, NUMPY_DTYPES[handle.dtype])
+
+
+def _check_fit(segment: Segment, handle: EmbeddingHandle) -> None:
     layout = segment.layout
     fits = (
         handle.slot < layout.num_slots
@@ -135,8 +161,6 @@ def _locate(segment: Segment, handle: EmbeddingHandle) -> npt.NDArray[np.generic
             f"bytes, lease {handle.lease_index}; {segment.name} has {layout.num_slots} slots of "
             f"{layout.slot_bytes} bytes and {layout.num_leases} leases"
         )
-    _check_generation(segment, handle)
-    return segment.view(handle.slot, handle.shape, NUMPY_DTYPES[handle.dtype])
 
 
 def _check_generation(segment: Segment, handle: EmbeddingHandle) -> None:

@@ -18,6 +18,7 @@ import os
 import struct
 import threading
 from pathlib import Path
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,8 @@ import numpy.typing as npt
 from python_backend.errors import EmbeddingGone, Overloaded
 from python_backend.transport.boot import SHARED_MEMORY, refuse_foreign
 from python_backend.transport.layout import (
+    EXPORT_BYTES,
+    EXPORT_OFFSET,
     IS_OPEN,
     NUM_FACTS,
     WORD_BYTES,
@@ -50,6 +53,33 @@ def fence() -> None:
         pass
 
 
+class DeviceRows(Protocol):
+    """An embedding (rows, width) in a device's memory."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and width."""
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Of its numbers."""
+
+    def copy_out(self, target: npt.NDArray[np.generic]) -> None:
+        """Into host memory of the same shape and dtype, once it is computed."""
+
+    def copy_to(self, address: int) -> None:
+        """Into memory of the same device, once it is computed; returns when it is there."""
+
+
+Rows = npt.NDArray[np.generic] | DeviceRows
+
+
+def shape_of(rows: Rows) -> tuple[int, int]:
+    """Rows and width of an embedding."""
+    num_rows, width = rows.shape
+    return num_rows, width
+
+
 class Segment:
     """One mapped segment; get it by `create` or `attach`.
 
@@ -68,7 +98,7 @@ class Segment:
         self._control = mmap.mmap(file, layout.control_bytes, shared, rights, offset=0)
         self._returned = mmap.mmap(file, layout.returned_bytes, shared, both, offset=layout.control_bytes)
         slots_bytes = layout.total_bytes - layout.slots_offset
-        self._slots = mmap.mmap(file, slots_bytes, shared, rights, offset=layout.slots_offset)
+        self._slots = mmap.mmap(file, slots_bytes, shared, rights, offset=layout.slots_offset) if slots_bytes else None
         words = memoryview(self._control).cast("Q")
         self._facts = words[:NUM_FACTS]
         self.generation = words[layout.generation_word : layout.granted_word]
@@ -78,11 +108,12 @@ class Segment:
         self._creator_pid = os.getpid() if is_creator else None
 
     @classmethod
-    def create(cls, boot_id: str, layout: SegmentLayout, directory: Path = SHARED_MEMORY) -> Segment:
+    def create(cls, boot_id: str, layout: SegmentLayout, directory: Path = SHARED_MEMORY, export: bytes = b"") -> Self:
         """A new segment under a fresh random name in `directory`, mode 0600, all words and slots zero.
 
-        Its memory is taken now: a full /dev/shm is an error here and never a SIGBUS later. Holds an exclusive
-        flock until `close` or death; a forked child shares it, a spawned one does not.
+        `export` tells readers how to open slots on a device (see `layout`). Host memory is taken now: a full
+        /dev/shm is an error here and never a SIGBUS later. Holds an exclusive flock until `close` or death; a
+        forked child shares it, a spawned one does not.
 
         Raises:
             Overloaded: the file system has no room for it, or its limits forbid the size; leaves no file.
@@ -91,6 +122,7 @@ class Segment:
         try:
             os.fchmod(file, 0o600)
             _allocate(file, layout.total_bytes, directory)
+            os.pwrite(file, export, EXPORT_OFFSET)
             os.pwrite(file, struct.pack(f"={NUM_FACTS}Q", *layout.facts()), 0)
             return cls(path, file, layout, is_creator=True)
         except BaseException:
@@ -99,7 +131,7 @@ class Segment:
             raise
 
     @classmethod
-    def attach(cls, name: str, directory: Path = SHARED_MEMORY) -> Segment:
+    def attach(cls, name: str, directory: Path = SHARED_MEMORY) -> Self:
         """The segment of that name, for reading: slots and control words read only, `returned` writable.
 
         Raises:
@@ -128,6 +160,11 @@ class Segment:
         return self.path.name
 
     @property
+    def export(self) -> bytes:
+        """What the creator gave as `export`, filled up with zeros to `EXPORT_BYTES`."""
+        return self._control[EXPORT_OFFSET : EXPORT_OFFSET + EXPORT_BYTES]
+
+    @property
     def is_open(self) -> bool:
         """False once its creator has closed it. A creator that was killed leaves it True."""
         return self._facts[IS_OPEN] == 1
@@ -137,10 +174,34 @@ class Segment:
         """Whether its file still has its name: neither the creator nor a janitor has removed it."""
         return self.path.exists()
 
+    def has_owner(self) -> bool:
+        """Whether the creator lives and has not closed it; asks the kernel, so it is for rare or dear things."""
+        try:
+            file = os.open(self.path, _FLAGS)
+        except OSError:
+            return False
+        try:
+            return not try_lock(file, fcntl.LOCK_SH)
+        finally:
+            os.close(file)
+
     def view(self, slot: int, shape: tuple[int, int], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
         """The first bytes of a slot as an array (rows, width): writable for the creator, else read only.
 
         In place: shows whatever the slot holds later, too.
+
+        Raises:
+            ValueError: no such slot, or the array would be longer than a slot.
+        """
+        self.check(slot, shape, dtype)
+        rows, width = shape
+        if self._slots is None:
+            raise ValueError(f"the slots of {self.name} are on a device, not in host memory")
+        offset = slot * self.layout.slot_stride_bytes
+        return np.frombuffer(self._slots, dtype=dtype, count=rows * width, offset=offset).reshape(shape)
+
+    def check(self, slot: int, shape: tuple[int, int], dtype: np.dtype[np.generic]) -> None:
+        """Whether a slot of that number can hold an array (rows, width).
 
         Raises:
             ValueError: no such slot, or the array would be longer than a slot.
@@ -154,8 +215,14 @@ class Segment:
                 f"an embedding of {rows} x {width} {dtype} takes {wanted_bytes} bytes, "
                 f"a slot of {self.name} has {self.layout.slot_bytes}"
             )
-        offset = slot * self.layout.slot_stride_bytes
-        return np.frombuffer(self._slots, dtype=dtype, count=rows * width, offset=offset).reshape(shape)
+
+    def write(self, slot: int, dtype: np.dtype[np.generic], rows: Rows) -> None:
+        """Puts an embedding (rows, width) into a slot, converted to `dtype`; returns when it is there."""
+        target = self.view(slot, shape_of(rows), dtype)
+        if isinstance(rows, np.ndarray):
+            target[...] = rows
+        else:
+            rows.copy_out(target)
 
     def close(self) -> None:
         """Remove the segment's name and tell its readers; idempotent. For the creator only.

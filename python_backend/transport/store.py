@@ -20,23 +20,30 @@ import numpy.typing as npt
 from python_backend.errors import Overloaded
 from python_backend.transport.handle import DIGEST_BYTES, NUMPY_DTYPES, DType, EmbeddingHandle
 from python_backend.transport.leases import LeaseTable
-from python_backend.transport.segment import Segment, fence
+from python_backend.transport.segment import Rows, Segment, fence
 
 LEASE_S = 120.0  # longer than any wait between encode and prefill, short enough to outlive a dead decoder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slot:
-    """A slot being written: encode into `array` (rows, width), then `commit` or `abandon` it.
-
-    The array shows the slot itself. After `commit` or `abandon` it must not be written any more.
-    """
+    """A slot being written: `write` an embedding of `shape` (rows, width) into it, then `commit` or `abandon` it."""
 
     index: int
     key: bytes
+    shape: tuple[int, int]
     dtype: DType
     lease_index: int
-    array: npt.NDArray[np.generic]
+    segment: Segment
+
+    def write(self, rows: Rows) -> None:
+        """Puts the embedding in its place, wherever it comes from and the slot lies."""
+        self.segment.write(self.index, NUMPY_DTYPES[self.dtype], rows)
+
+    @property
+    def array(self) -> npt.NDArray[np.generic]:
+        """A slot in host memory itself, (rows, width). Must not be written after `commit` or `abandon`."""
+        return self.segment.view(self.index, self.shape, NUMPY_DTYPES[self.dtype])
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +138,13 @@ class EmbeddingStore:
         _checked(key)
         self._want_lease()
         index = self._room()
-        array = self._segment.view(index, shape, NUMPY_DTYPES[dtype])  # it may refuse: nothing changed yet
+        self._segment.check(index, shape, NUMPY_DTYPES[dtype])  # it may refuse: nothing changed yet
         if index in self._entries:
             self._evict(self._entries[index])
         self._free.remove(index)
         self._segment.generation[index] += 1  # odd: readers of what lay here see it go before its bytes do
         fence()
-        slot = Slot(index, key, dtype, self._leases.take(), array)
+        slot = Slot(index, key, shape, dtype, self._leases.take(), self._segment)
         self._written[index] = slot
         return slot
 
@@ -148,8 +155,7 @@ class EmbeddingStore:
         if older is not None:
             older.is_listed = False
             self._free_if_unused(older)
-        rows, width = slot.array.shape
-        entry = _Entry(slot.index, slot.key, (rows, width), slot.dtype)
+        entry = _Entry(slot.index, slot.key, slot.shape, slot.dtype)
         self._entries[slot.index] = self._by_key[slot.key] = entry
         return self._lend(entry, slot.lease_index)
 

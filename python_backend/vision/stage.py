@@ -145,7 +145,7 @@ class EncodeStage:
             for place in item.places:
                 results[place] = error
             return
-        slot.array[...] = rows
+        slot.write(rows)
         results[item.places[0]] = Encoded(self._store.commit(slot), is_cached=False)
         for place in item.places[1:]:
             try:

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,14 +21,16 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class Peer:
-    """Another process, `peer.py`: takes a command a line, answers with a line."""
+    """Another process, `peer.py` or another script: takes a command a line, answers with a line."""
 
-    def __init__(self, directory: Path, parent_pid: int) -> None:
+    def __init__(
+        self, directory: Path, parent_pid: int, script: str = "peer.py", variables: Mapping[str, str] | None = None
+    ) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("peer.py")), str(directory), str(parent_pid)],
+            [sys.executable, str(Path(__file__).with_name(script)), str(directory), str(parent_pid)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(variables or {})},
             text=True,
         )
 
@@ -39,6 +41,11 @@ class Peer:
         self._process.stdin.write(" ".join(words) + "\n")
         self._process.stdin.flush()
         return self._process.stdout.readline().strip()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     def kill(self) -> None:
         """End it as a crash would: nothing of it runs any more."""

@@ -206,7 +206,8 @@ def test_only_the_names_of_segments_are_opened(shared_memory: Path, name: str) -
     ("offset", "data", "message"),
     [
         (0, b"x", "not an embedding segment"),
-        (8, b"\x02", "layout version 2, this process knows 1"),
+        (8, b"\x03", "layout version 3, this process knows 2"),
+        (48, b"\x03", "memory of kind 3; known: host, device, both"),
         (16, b"\xff", "its layout needs"),
         (16, b"\0" * 8, "num_slots = 0"),
         (16, b"\xff" * 8, "must be positive and below"),
