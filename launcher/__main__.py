@@ -73,6 +73,13 @@ def _demo(arguments: argparse.Namespace) -> int:
     return demo(plan_of(arguments.profile, arguments.checkpoint), os.environ, _say, arguments.log)
 
 
+def _completion(arguments: argparse.Namespace) -> int:
+    from launcher.completion import script
+
+    print(script(_parser(), arguments.shell))
+    return 0
+
+
 def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     from python_backend.checkpoint import PROJECT_ROOT
 
@@ -94,6 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_serving(commands)
     _add_clients(commands)
     _add_planning(commands)
+    _add_shell(commands)
     return parser
 
 
@@ -164,6 +172,17 @@ def _add_planning(commands: Commands[argparse.ArgumentParser]) -> None:
     command = commands.add_parser("topology", help="show what links this machine's GPUs, or those of a text")
     topology.configure(command)
     command.set_defaults(run=topology.run)
+
+
+def _add_shell(commands: Commands[argparse.ArgumentParser]) -> None:
+    """What belongs to the command line itself."""
+    command = commands.add_parser(
+        "completion",
+        help="print a script that completes this command in a shell",
+        description='Completes words after TAB: eval "$(vlm-relay completion bash)", in ~/.bashrc to keep it.',
+    )
+    command.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh"), help="the shell to print it for")
+    command.set_defaults(run=_completion)
 
 
 def _port(text: str) -> int:
