@@ -32,6 +32,7 @@ from client.errors import Cancelled, InvalidRequest, Overloaded, RelayClientErro
 from client.relay_async import AsyncRelayClient
 from client.request import Message, Options, Sampling
 from client.retry import pause_s
+from client.shared_memory import KEY_VARIABLE, key_from
 
 CONCURRENCY = 16
 RETRIES = 20  # with pauses that double up to half a minute: about eight minutes
@@ -72,6 +73,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", type=Path, metavar="OUT", help="JSON Lines; appended to")
     parser.add_argument("--url", default=DEFAULT_ADDRESS, help="host:port of the server's gRPC port (%(default)s)")
     parser.add_argument(
+        "--shared-memory", action="store_true", help=f"large images by shared memory; the key is in {KEY_VARIABLE}"
+    )
+    parser.add_argument(
         "--concurrency", type=int, default=CONCURRENCY, metavar="N", help="requests at a time (%(default)s)"
     )
     parser.add_argument(
@@ -79,18 +83,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> Tally:
-    """Do what `arguments` say.
+def run(arguments: argparse.Namespace, variables: Mapping[str, str]) -> Tally:
+    """Do what `arguments` say; `variables` are the environment's.
 
     Raises:
         BatchRefused: a file that cannot be used; nothing was asked.
-        InvalidRequest: an address that is none.
+        InvalidRequest: an address that is none, or no key for shared memory.
     """
     if arguments.concurrency < 1 or arguments.retries < 0:
         raise BatchRefused("--concurrency must be at least 1 and --retries at least 0")
+    key = key_from(variables) if arguments.shared_memory else None
     entries = index(arguments.input)
     with Output(arguments.output, {entry.custom_id for entry in entries}) as output:
-        client = AsyncRelayClient(arguments.url)
+        client = AsyncRelayClient(arguments.url, shared_memory_key=key)
         batch = Batch(client, output, arguments.input, arguments.retries)
         return asyncio.run(batch.answer_all(entries, arguments.concurrency))
 

@@ -4,7 +4,8 @@
     ├── InvalidRequest         [INVALID_ARGUMENT]    the request cannot be served as it is; retrying is no use
     │   └── ImageNotReadable                         raised before anything is sent: no such file, say
     ├── Unavailable            [UNAVAILABLE]         a stage died or the server is closing; a retry may help
-    │   └── Overloaded                               no room now; retry after `retry_after_s`
+    │   ├── Overloaded                               no room now; retry after `retry_after_s`
+    │   └── RegionUnknown                            the server was restarted since shared memory was registered
     ├── DeadlineExceeded       [DEADLINE_EXCEEDED]   the request's own deadline passed
     ├── Cancelled              [CANCELLED]           this client cancelled, or closed the stream
     ├── ServerUnreachable                            nothing answers at the address, or the connection broke
@@ -49,6 +50,10 @@ class Overloaded(Unavailable):
         self.retry_after_s = retry_after_s
 
 
+class RegionUnknown(Unavailable):
+    """The server does not know the shared memory of this client; it was restarted, and must be told again."""
+
+
 class DeadlineExceeded(RelayClientError):
     """The deadline that the request carried has passed; more time can help."""
 
@@ -80,6 +85,7 @@ _BY_CODE: dict[str, type[RelayClientError]] = {
     "CANCELLED": Cancelled,
     "INTERNAL": ServerError,
 }
+_REGION_UNKNOWN = "Unable to find shared memory region"
 # Triton's own words, without a code, while a model loads, a stub is dead or the server is closing.
 _NOT_SERVING = ("is not ready", "is not healthy", "no available versions", "unloading", "Server not ready")
 
@@ -88,6 +94,8 @@ def from_message(message: str) -> RelayClientError:
     """The error behind a server's message; Triton's own words may stand before the `[CODE]`."""
     line = " ".join(message.split())
     found = _PREFIX.search(line)
+    if found is None and _REGION_UNKNOWN in line:
+        return RegionUnknown(line)
     if found is None:
         return Unavailable(line) if any(words in line for words in _NOT_SERVING) else ServerError(line)
     text = line[found.end() :]

@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 
 from tqdm import tqdm
@@ -22,12 +22,16 @@ from client.load_plan import picture, poisson, size_from, trace
 from client.load_report import Outcome, Report, page, report_from
 from client.relay_async import AsyncRelayClient
 from client.request import Options
+from client.shared_memory import KEY_VARIABLE, key_from
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Give `parser` the arguments of `load`."""
     parser.description = "Put load on a server and print what it did: times, rates, refusals."
     parser.add_argument("--url", default=DEFAULT_ADDRESS, help="host:port of the server's gRPC port (%(default)s)")
+    parser.add_argument(
+        "--shared-memory", action="store_true", help=f"large images by shared memory; the key is in {KEY_VARIABLE}"
+    )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--rate", type=float, metavar="R", help="open loop: R requests a second, Poisson arrivals")
     how.add_argument("--trace", type=Path, metavar="FILE", help='open loop: arrivals of a file, {"at_s": 0.5} a line')
@@ -44,8 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page, too")
 
 
-def run(arguments: argparse.Namespace) -> Report:
-    """Do what `arguments` say.
+def run(arguments: argparse.Namespace, variables: Mapping[str, str]) -> Report:
+    """Do what `arguments` say; `variables` are the environment's.
 
     Raises:
         InvalidRequest: an argument out of range, or a trace that is none.
@@ -55,7 +59,13 @@ def run(arguments: argparse.Namespace) -> Report:
     if arguments.rate is not None and not 0 < arguments.rate < float("inf"):
         raise InvalidRequest(f"--rate must be above 0, not {arguments.rate}")
     chance = random.Random(arguments.seed)
-    load = Load(arguments.url, arguments.question, [size_from(size) for size in arguments.images], chance)
+    load = Load(
+        arguments.url,
+        arguments.question,
+        [size_from(size) for size in arguments.images],
+        chance,
+        shared_memory_key=key_from(variables) if arguments.shared_memory else None,
+    )
     load.options = {"max_tokens": arguments.max_tokens, "deadline_s": arguments.deadline_s}
     if arguments.exactly:
         load.options |= {"ignore_eos": True, "min_tokens": arguments.max_tokens}
@@ -83,8 +93,9 @@ class Load:
         chance: random.Random,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        shared_memory_key: str | None = None,
     ) -> None:
-        self._client = AsyncRelayClient(url, clock=clock)
+        self._client = AsyncRelayClient(url, clock=clock, shared_memory_key=shared_memory_key)
         self._question = question
         self._sizes = sizes
         self._chance = chance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -21,10 +22,11 @@ from client.channel import (
     address_from,
     channel_options,
 )
-from client.errors import Cancelled, RelayClientError, ServerError, Unavailable, from_status
+from client.errors import Cancelled, RegionUnknown, RelayClientError, ServerError, Unavailable, from_status
 from client.images import Image
 from client.request import Message, Options, Request, request_from
 from client.retry import Attempts
+from client.shared_memory import SharedMemory
 from client.transcript import Transcript
 from client.wire import Reply, message_from, reply_from
 
@@ -34,7 +36,8 @@ class RelayClient:
 
     `retries` is how often a request refused for want of room is sent again, as long as nothing of its answer
     has arrived; the pauses double and are never shorter than the server's hint. The connection is made when
-    the first request is sent.
+    the first request is sent. `shared_memory_key`, for a server on this machine that was started with the same
+    one: large images go through shared memory.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class RelayClient:
         retries: int = 0,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         deadline_grace_s: float = DEADLINE_GRACE_S,
+        shared_memory_key: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         chance: random.Random | None = None,
@@ -59,6 +63,7 @@ class RelayClient:
         self._chance = chance or random.Random()
         self._channel = grpc.insecure_channel(self.address, options=channel_options(connect_timeout_s))
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._shared = None if shared_memory_key is None else SharedMemory(shared_memory_key)
 
     def __enter__(self) -> Self:
         return self
@@ -70,6 +75,14 @@ class RelayClient:
 
     def close(self) -> None:
         """End the connection; streams still open are cancelled."""
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            if shared.is_registered:
+                with contextlib.suppress(grpc.RpcError):  # a server that is gone has forgotten it
+                    self._stub.SystemSharedMemoryUnregister(
+                        shared.farewell(), timeout=self._connect_timeout_s, metadata=shared.metadata
+                    )
+            shared.close()
         self._channel.close()
 
     def is_ready(self) -> bool:
@@ -115,12 +128,37 @@ class RelayClient:
         attempts = Attempts(request, self._retries, self._clock, self._chance)
         return AnswerStream(self._call, attempts, self.address, self._clock, self._sleep)
 
-    def _call(self, request: Request) -> grpc.Call:
+    def _call(self, request: Request, tells_again: bool = False) -> grpc.Call:
+        shared = self._shared
+        piece = None if shared is None else shared.place(request.images)
+        if shared is None or piece is None:
+            return self._send(message_from(request, self._model), request)
+        try:
+            if tells_again or not shared.is_registered:
+                self._register(shared)
+            call = self._send(message_from(request, self._model, piece), request)
+        except BaseException:
+            shared.free(piece)
+            raise
+        if not call.add_callback(lambda: shared.free(piece)):  # it has ended already
+            shared.free(piece)
+        return call
+
+    def _send(self, message: service_pb2.ModelInferRequest, request: Request) -> grpc.Call:
         # Sending no more than this one request closes our side at once, so that the server can end the call
         # after its final response, and does not wait for us when it shuts down.
-        message = message_from(request, self._model)
         timeout_s = None if request.deadline_s is None else request.deadline_s + self._deadline_grace_s
         return self._stub.ModelStreamInfer(iter([message]), timeout=timeout_s, metadata=request.metadata)
+
+    def _register(self, shared: SharedMemory) -> None:
+        """Tells the server of the region."""
+        try:
+            self._stub.SystemSharedMemoryRegister(
+                shared.registration(), timeout=self._connect_timeout_s, metadata=shared.metadata
+            )
+        except grpc.RpcError as error:
+            shared.note_refusal(error.code().name, error.details() or "", self.address)
+        shared.is_registered = True
 
 
 class AnswerStream:
@@ -131,7 +169,7 @@ class AnswerStream:
 
     def __init__(
         self,
-        open_call: Callable[[Request], grpc.Call],
+        open_call: Callable[[Request, bool], grpc.Call],
         attempts: Attempts,
         address: str,
         clock: Callable[[], float],
@@ -147,7 +185,7 @@ class AnswerStream:
 
     def __enter__(self) -> Self:
         self._transcript.start()
-        self._call = self._open_call(self._attempts.next_request())
+        self._call = self._open_call(self._attempts.next_request(), False)
         return self
 
     def __exit__(
@@ -208,7 +246,7 @@ class AnswerStream:
         if not isinstance(error, Unavailable) or self._transcript.has_begun or self._is_closed:
             raise error
         self._sleep(self._attempts.pause_after(error))
-        self._call = self._open_call(self._attempts.next_request())
+        self._call = self._open_call(self._attempts.next_request(), isinstance(error, RegionUnknown))
 
     def _drain(self) -> None:
         """Read on to the end of the call, which is near; cancel it when it is not there in `LINGER_S`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -22,10 +23,11 @@ from client.channel import (
     address_from,
     channel_options,
 )
-from client.errors import Cancelled, RelayClientError, ServerError, Unavailable, from_status
+from client.errors import Cancelled, RegionUnknown, RelayClientError, ServerError, Unavailable, from_status
 from client.images import Image
 from client.request import Message, Options, Request, request_from
 from client.retry import Attempts
+from client.shared_memory import SharedMemory
 from client.transcript import Transcript
 from client.wire import Reply, message_from, reply_from
 
@@ -41,6 +43,7 @@ class AsyncRelayClient:
         retries: int = 0,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         deadline_grace_s: float = DEADLINE_GRACE_S,
+        shared_memory_key: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: random.Random | None = None,
@@ -54,6 +57,8 @@ class AsyncRelayClient:
         self._sleep = sleep
         self._chance = chance or random.Random()
         self._channel: grpc.aio.Channel | None = None
+        self._shared_memory_key = shared_memory_key
+        self._shared: SharedMemory | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -65,6 +70,14 @@ class AsyncRelayClient:
 
     async def close(self) -> None:
         """End the connection; streams still open are cancelled. Another request opens a new one."""
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            if shared.is_registered:
+                with contextlib.suppress(grpc.RpcError):  # a server that is gone has forgotten it
+                    await self._stub().SystemSharedMemoryUnregister(
+                        shared.farewell(), timeout=self._connect_timeout_s, metadata=shared.metadata
+                    )
+            shared.close()
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.close()
@@ -119,10 +132,36 @@ class AsyncRelayClient:
             self._channel = grpc.aio.insecure_channel(self.address, options=options)
         return service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
-    def _call(self, request: Request) -> grpc.aio.StreamStreamCall:
-        message = message_from(request, self._model)
+    async def _call(self, request: Request, tells_again: bool = False) -> grpc.aio.StreamStreamCall:
+        if self._shared is None and self._shared_memory_key is not None:
+            self._shared = SharedMemory(self._shared_memory_key)
+        shared = self._shared
+        piece = None if shared is None else shared.place(request.images)
+        if shared is None or piece is None:
+            return self._send(message_from(request, self._model), request)
+        try:
+            if tells_again or not shared.is_registered:
+                await self._register(shared)
+            call = self._send(message_from(request, self._model, piece), request)
+        except BaseException:
+            shared.free(piece)
+            raise
+        call.add_done_callback(lambda _: shared.free(piece))
+        return call
+
+    def _send(self, message: service_pb2.ModelInferRequest, request: Request) -> grpc.aio.StreamStreamCall:
         timeout_s = None if request.deadline_s is None else request.deadline_s + self._deadline_grace_s
         return self._stub().ModelStreamInfer(iter([message]), timeout=timeout_s, metadata=request.metadata)
+
+    async def _register(self, shared: SharedMemory) -> None:
+        """Tells the server of the region."""
+        try:
+            await self._stub().SystemSharedMemoryRegister(
+                shared.registration(), timeout=self._connect_timeout_s, metadata=shared.metadata
+            )
+        except grpc.RpcError as error:
+            shared.note_refusal(error.code().name, error.details() or "", self.address)
+        shared.is_registered = True
 
 
 class AsyncAnswerStream:
@@ -130,7 +169,7 @@ class AsyncAnswerStream:
 
     def __init__(
         self,
-        open_call: Callable[[Request], grpc.aio.StreamStreamCall],
+        open_call: Callable[[Request, bool], Awaitable[grpc.aio.StreamStreamCall]],
         attempts: Attempts,
         address: str,
         clock: Callable[[], float],
@@ -146,7 +185,7 @@ class AsyncAnswerStream:
 
     async def __aenter__(self) -> Self:
         self._transcript.start()
-        self._call = self._open_call(self._attempts.next_request())
+        self._call = await self._open_call(self._attempts.next_request(), False)
         return self
 
     async def __aexit__(
@@ -214,7 +253,7 @@ class AsyncAnswerStream:
         if not isinstance(error, Unavailable) or self._transcript.has_begun or self._is_closed:
             raise error
         await self._sleep(self._attempts.pause_after(error))
-        self._call = self._open_call(self._attempts.next_request())
+        self._call = await self._open_call(self._attempts.next_request(), isinstance(error, RegionUnknown))
 
     async def _drain(self) -> None:
         """Read on to the end of the call, which is near; see `AnswerStream._drain`."""

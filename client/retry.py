@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from client.errors import Overloaded, Unavailable
+from client.errors import Overloaded, RegionUnknown, Unavailable
 from client.request import Request
 
 FIRST_PAUSE_S = 0.25
@@ -33,6 +33,7 @@ class Attempts:
     chance: random.Random
     num_failed: int = 0
     deadline_at: float | None = None
+    was_told_again: bool = False  # the server, of shared memory
 
     def next_request(self) -> Request:
         """What to send now: the request with what is left of its deadline."""
@@ -48,6 +49,9 @@ class Attempts:
         Raises:
             Unavailable: `error` itself, when no try is left or the deadline would pass during the pause.
         """
+        if isinstance(error, RegionUnknown) and not self.was_told_again:
+            self.was_told_again = True
+            return 0.0
         if self.num_failed >= self.retries:
             raise error
         hint_s = error.retry_after_s if isinstance(error, Overloaded) else None

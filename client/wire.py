@@ -12,6 +12,7 @@ from tritonclient.grpc import InferResult, service_pb2
 from client.answer import Alternative, Chunk
 from client.errors import ServerError, from_message
 from client.request import Request
+from client.shared_memory import Piece
 
 # Always asked for: they cost a few bytes and an `Answer` tells them.
 _ALWAYS = (
@@ -33,15 +34,17 @@ class Reply:
     decision: Mapping[str, object] | None
 
 
-def message_from(request: Request, model: str) -> service_pb2.ModelInferRequest:
-    """The request for `model`, streamed, with an empty final response to end it."""
+def message_from(request: Request, model: str, piece: Piece | None = None) -> service_pb2.ModelInferRequest:
+    """The request for `model`, streamed, with an empty final response to end it; its images are in `piece`, if any."""
     message = service_pb2.ModelInferRequest(model_name=model, id=request.request_id)
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     if request.text is not None:
         _add_bytes(message, "text_input", request.text.encode())
     if request.messages is not None:
         _add_bytes(message, "messages", request.messages.encode())
-    if request.images:
+    if piece is not None:
+        _add_piece(message, "image", piece, len(request.images))
+    elif request.images:
         _add_bytes(message, "image", *request.images)
     _add_bytes(message, "sampling_parameters", request.sampling.encode())
     for name in _ALWAYS:
@@ -115,6 +118,14 @@ def _number(result: InferResult, name: str) -> int | None:
 def _add(message: service_pb2.ModelInferRequest, name: str, datatype: str, raw: bytes, length: int = 1) -> None:
     message.inputs.add(name=name, datatype=datatype, shape=[length])
     message.raw_input_contents.append(raw)
+
+
+def _add_piece(message: service_pb2.ModelInferRequest, name: str, piece: Piece, length: int) -> None:
+    """BYTES elements that lie in shared memory; they have no part in the raw contents."""
+    given = message.inputs.add(name=name, datatype="BYTES", shape=[length])
+    given.parameters["shared_memory_region"].string_param = piece.region
+    given.parameters["shared_memory_byte_size"].int64_param = piece.num_bytes
+    given.parameters["shared_memory_offset"].int64_param = piece.offset
 
 
 def _add_bytes(message: service_pb2.ModelInferRequest, name: str, *elements: bytes) -> None:

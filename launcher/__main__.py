@@ -46,7 +46,7 @@ def _up(arguments: argparse.Namespace) -> int:
 def _batch(arguments: argparse.Namespace) -> int:
     from client.batch import run
 
-    tally = run(arguments)
+    tally = run(arguments, os.environ)
     _say(str(tally))
     return FAILED if tally.num_failed or tally.num_left else 0
 
@@ -54,7 +54,7 @@ def _batch(arguments: argparse.Namespace) -> int:
 def _load(arguments: argparse.Namespace) -> int:
     from client.load import run
 
-    report = run(arguments)
+    report = run(arguments, os.environ)
     print(report.text())
     return FAILED if report.errors else 0
 

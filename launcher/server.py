@@ -21,8 +21,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
+from client.shared_memory import KEY_VARIABLE
 from launcher.restart import Restarter
-from launcher.triton import Ports, Triton, build_backend_folder, command, environment
+from launcher.triton import Keys, Ports, Triton, build_backend_folder, command, environment
 from python_backend.checkpoint import PROJECT_ROOT
 from python_backend.transport.janitor import remove_orphans
 from scheduler.plan import DRAIN_FILE, Plan
@@ -80,13 +81,14 @@ class Server:
         self._log = log
         self._tail: deque[str] = deque(maxlen=200)
         self.region = f"vlm_relay_triton_{os.getpid()}_{self.folder.name[-8:]}"
-        self._control_key = secrets.token_hex(16)
+        keys = Keys(secrets.token_hex(16), variables.get(KEY_VARIABLE) or secrets.token_hex(16))
+        self._control_key = keys.control
         self._restarter: Restarter | None = None
         repository = self.folder / "models"
         self._models = write(plan, PROJECT_ROOT / "model_repository", repository)
         backends = build_backend_folder(triton, self.folder / "backends")
         self._process = subprocess.Popen(
-            command(triton, repository, backends, ports, self.region, EXIT_TIMEOUT_S, self._control_key),
+            command(triton, repository, backends, ports, self.region, EXIT_TIMEOUT_S, keys),
             env=environment(triton, variables),
             cwd=PROJECT_ROOT,
             stdin=subprocess.DEVNULL,

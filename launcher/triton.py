@@ -7,10 +7,11 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 CONTROL_HEADER = "vlm-relay-key"
+SHARED_MEMORY_HEADER = "vlm-relay-shm-key"  # client/shared_memory.py sends it
 THREAD_POOL = 256  # Triton's own 32 block the sends of one model behind its waiting BLS calls
 STUB_TIMEOUT_S = 600  # loading a large checkpoint takes minutes
 
@@ -35,6 +36,14 @@ class Ports:
     http: int
     grpc: int
     metrics: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """What opens those of Triton's interfaces that are not for everybody."""
+
+    control: str = field(repr=False)  # the launcher's own
+    shared_memory: str = field(repr=False)  # of clients on this machine that the operator trusts
 
 
 def find_triton() -> Triton:
@@ -96,9 +105,14 @@ def command(
     ports: Ports,
     region: str,
     exit_timeout_s: int,
-    control_key: str,
+    keys: Keys,
 ) -> list[str]:
     """The command line of the server. `region` begins the names of the backend's shared memory."""
+    restricted = (
+        ("model-repository,trace,logging", CONTROL_HEADER, keys.control),
+        # Who may register shared memory may register any on this machine, Triton's own too.
+        ("shared-memory", SHARED_MEMORY_HEADER, keys.shared_memory),
+    )
     flags = {
         "model-repository": repository,
         "http-address": ports.host,
@@ -110,8 +124,6 @@ def command(
         # Explicit: the scheduler restarts a model that died. Clients cannot, without the key.
         "model-control-mode": "explicit",
         "load-model": "*",
-        "http-restricted-api": f"model-repository:{CONTROL_HEADER}={control_key}",
-        "grpc-restricted-protocol": f"model-repository:{CONTROL_HEADER}={control_key}",
         "strict-readiness": "true",
         "exit-timeout-secs": exit_timeout_s,
         "log-info": "false",
@@ -121,6 +133,8 @@ def command(
         flags["backend-directory"] = backends
     line = [str(triton.binary)]
     line += [f"--{name}" if value is None else f"--{name}={value}" for name, value in flags.items()]
+    for apis, header, key in restricted:
+        line += [f"--http-restricted-api={apis}:{header}={key}", f"--grpc-restricted-protocol={apis}:{header}={key}"]
     settings = {
         "thread-pool-size": THREAD_POOL,
         "stub-timeout-seconds": STUB_TIMEOUT_S,

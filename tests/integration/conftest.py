@@ -8,9 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from client import RelayClient
+from client.shared_memory import KEY_VARIABLE
 from launcher.serve import DEFAULT_PROFILE, plan_of, running
 from launcher.server import Server
 from tests.integration.observe import assert_idle, files_in_shared_memory
+
+SHARED_MEMORY_KEY = "a-key-for-tests"
 
 
 @pytest.fixture(scope="session")
@@ -19,9 +22,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log_path = tmp_path_factory.mktemp("server") / "server.log"
     plan = plan_of(DEFAULT_PROFILE, None)
     lines: list[str] = []
+    variables = {**os.environ, KEY_VARIABLE: SHARED_MEMORY_KEY}
     with (
         log_path.open("w") as log,
-        running(plan, ("127.0.0.1", 0, 0, 0), os.environ, lines.append, log) as started,
+        running(plan, ("127.0.0.1", 0, 0, 0), variables, lines.append, log) as started,
     ):
         assert files_in_shared_memory(started) != []
         yield started

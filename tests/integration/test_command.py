@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import socket
@@ -18,55 +17,24 @@ import pytest
 from client import Overloaded, RelayClient, RelayClientError
 from python_backend.transport.boot import process_start
 from tests.integration.observe import PICTURE, QUESTION, SHARED_MEMORY, wait_until
+from tests.process import Process
 
 COMMAND = str(Path(sys.executable).with_name("vlm-relay"))
 FREE_PORTS = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
-READY = re.compile(r"ready after .* gRPC (\S+), HTTP (\S+), metrics (\S+)")
-START_S = 180  # a busy machine
-
-
-class Serving:
-    """A `vlm-relay serve` process with what it has said so far."""
-
-    def __init__(self, log: Path, *options: str) -> None:
-        self.log = log
-        with log.open("w") as out:
-            self.process = subprocess.Popen([COMMAND, "serve", *FREE_PORTS, *options], stdout=out, stderr=out)
-
-    def said(self) -> str:
-        return self.log.read_text()
-
-    def wait_ready(self) -> str:
-        """The gRPC address."""
-        assert wait_until(lambda: READY.search(self.said()) is not None or self.process.poll() is not None, START_S)
-        found = READY.search(self.said())
-        assert found is not None, self.said()
-        return found[1]
-
-    def server_pid(self) -> int:
-        """The tritonserver it started."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        names = {int(pid): Path(f"/proc/{pid}/comm").read_text().strip() for pid in children}
-        return next(pid for pid, name in names.items() if name == "tritonserver")
+READY = r"ready after .* gRPC (\S+), HTTP"
 
 
 @pytest.fixture
-def serving(tmp_path: Path) -> Iterator[Serving]:
+def serving(tmp_path: Path) -> Iterator[Process]:
     """A server of its own for a test that stops it; killed if the test did not."""
-    started = Serving(tmp_path / "serve.log")
+    started = Process(tmp_path / "serve.log", [COMMAND, "serve", *FREE_PORTS])
     yield started
-    if started.process.poll() is None:
-        started.process.send_signal(signal.SIGTERM)
-        try:
-            started.process.wait(60)
-        except subprocess.TimeoutExpired:
-            started.process.kill()
-            started.process.wait()
+    started.end()
 
 
-def test_sigterm_lets_a_running_stream_finish_and_refuses_new_requests(serving: Serving) -> None:
-    address = serving.wait_ready()
-    pid = serving.server_pid()
+def test_sigterm_lets_a_running_stream_finish_and_refuses_new_requests(serving: Process) -> None:
+    address = serving.wait_for(READY)[1]
+    pid = serving.child("tritonserver")
     with RelayClient(address) as client:
         with client.stream(QUESTION, images=[PICTURE], max_tokens=1000, ignore_eos=True) as stream:
             chunks = iter(stream)
@@ -89,19 +57,19 @@ def test_sigterm_lets_a_running_stream_finish_and_refuses_new_requests(serving: 
     assert _leftovers(pid) == []
 
 
-def test_ctrl_c_while_loading_stops_at_once_and_leaves_nothing(serving: Serving) -> None:
-    assert wait_until(lambda: "starting tritonserver" in serving.said(), START_S)
+def test_ctrl_c_while_loading_stops_at_once_and_leaves_nothing(serving: Process) -> None:
+    serving.wait_for("starting tritonserver")
     assert wait_until(lambda: _has_child(serving), 30)
-    pid = serving.server_pid()
+    pid = serving.child("tritonserver")
     serving.process.send_signal(signal.SIGINT)
     assert serving.process.wait(30) == 0
     assert "Traceback" not in serving.said()
     assert wait_until(lambda: _leftovers(pid) == [], 5), _leftovers(pid)
 
 
-def test_a_killed_launcher_takes_its_server_with_it(serving: Serving) -> None:
-    serving.wait_ready()
-    pid = serving.server_pid()
+def test_a_killed_launcher_takes_its_server_with_it(serving: Process) -> None:
+    serving.wait_for(READY)
+    pid = serving.child("tritonserver")
     serving.process.kill()
     serving.process.wait()
     assert wait_until(lambda: not Path(f"/proc/{pid}").exists(), 60)
@@ -168,9 +136,9 @@ def _one_line(done: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
-def _has_child(serving: Serving) -> bool:
+def _has_child(serving: Process) -> bool:
     try:
-        return bool(serving.server_pid())
+        return bool(serving.child("tritonserver"))
     except (StopIteration, OSError):
         return False
 

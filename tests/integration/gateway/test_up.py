@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,13 +11,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.integration.observe import wait_until
+from tests.process import Process
 
 pytestmark = pytest.mark.server
 
 COMMAND = [sys.executable, "-m", "launcher", "up", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
-LISTENS = re.compile(r"gateway on (http://\S+?),? ")
-START_S = 180  # a busy machine
+LISTENS = r"gateway on (http://\S+?),? "
 LONG = {
     "messages": [{"role": "user", "content": "Who are you?"}],
     "stream": True,
@@ -28,45 +25,16 @@ LONG = {
 }
 
 
-class Up:
-    """A running `vlm-relay up` with what it has said so far."""
-
-    def __init__(self, log: Path) -> None:
-        self._log = log
-        with log.open("w") as out:
-            self.process = subprocess.Popen([*COMMAND, "--port", "0"], stdout=out, stderr=out)
-
-    def said(self) -> str:
-        return self._log.read_text()
-
-    def url(self) -> str:
-        """Where its gateway listens, once it does."""
-        assert wait_until(lambda: bool(LISTENS.search(self.said())) or self.process.poll() is not None, START_S)
-        found = LISTENS.search(self.said())
-        assert found is not None, self.said()
-        return found[1]
-
-    def triton_pid(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return next(int(pid) for pid in children if Path(f"/proc/{pid}/comm").read_text() == "tritonserver\n")
-
-
 @pytest.fixture
-def up(tmp_path: Path) -> Iterator[Up]:
+def up(tmp_path: Path) -> Iterator[Process]:
     """Started; killed at the end if the test did not stop it."""
-    started = Up(tmp_path / "up.log")
+    started = Process(tmp_path / "up.log", [*COMMAND, "--port", "0"])
     yield started
-    if started.process.poll() is None:
-        started.process.send_signal(signal.SIGTERM)
-        try:
-            started.process.wait(60)
-        except subprocess.TimeoutExpired:
-            started.process.kill()
-            started.process.wait()
+    started.end()
 
 
-def test_ctrl_c_ends_the_panel_lets_a_running_answer_finish_and_exits_clean(up: Up) -> None:
-    url = up.url()
+def test_ctrl_c_ends_the_panel_lets_a_running_answer_finish_and_exits_clean(up: Process) -> None:
+    url = up.wait_for(LISTENS)[1]
     panel: list[str] = []
 
     def watch() -> None:

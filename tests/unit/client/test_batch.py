@@ -8,15 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 
 from client.batch import BatchRefused, Tally, configure, run
-
-if TYPE_CHECKING:
-    from conftest import ScriptedServer
+from tests.unit.client.scripted import ScriptedServer
 
 ROOT = Path(__file__).parents[3]
 Json = dict[str, object]
@@ -34,7 +31,7 @@ def _read(path: Path) -> list[Json]:
 def _batch(server: ScriptedServer, given: Path, out: Path, *options: str) -> Tally:
     parser = argparse.ArgumentParser()
     configure(parser)
-    return run(parser.parse_args([str(given), str(out), "--url", server.address, *options]))
+    return run(parser.parse_args([str(given), str(out), "--url", server.address, *options]), {})
 
 
 def test_each_line_gets_one_answer_under_its_id(server: ScriptedServer, tmp_path: Path) -> None:

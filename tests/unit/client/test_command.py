@@ -7,14 +7,11 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from client.__main__ import configure, main, run
-
-if TYPE_CHECKING:
-    from conftest import ScriptedServer
+from tests.unit.client.scripted import ScriptedServer
 
 ROOT = Path(__file__).parents[3]
 

@@ -4,7 +4,6 @@ import argparse
 import io
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from PIL import Image
@@ -13,15 +12,13 @@ from client.errors import InvalidRequest
 from client.load import configure, run
 from client.load_plan import picture, poisson, size_from, trace
 from client.load_report import Outcome, Report, page, percentile, report_from
-
-if TYPE_CHECKING:
-    from conftest import ScriptedServer
+from tests.unit.client.scripted import ScriptedServer
 
 
 def _load(server: ScriptedServer, *options: str) -> Report:
     parser = argparse.ArgumentParser()
     configure(parser)
-    return run(parser.parse_args(["--url", server.address, *options]))
+    return run(parser.parse_args(["--url", server.address, *options]), {"VLM_RELAY_SHM_KEY": "right"})
 
 
 def _outcome(**more: object) -> Outcome:
@@ -56,6 +53,10 @@ def test_a_picture_is_a_png_of_its_size_and_no_two_are_alike(size: tuple[int, in
     with Image.open(io.BytesIO(first)) as opened:
         opened.load()
         assert (opened.size, opened.format) == (size, "PNG")
+
+
+def test_a_pictures_file_is_as_large_as_a_photographs() -> None:
+    assert len(picture(1024, 1024, random.Random(1))) / 1024**2 == pytest.approx(0.25, abs=0.05)
 
 
 @pytest.mark.parametrize("text", ["336", "x", "0x5", "-1x5", "336x", "99999x1", "a×b"])
@@ -135,3 +136,13 @@ def test_the_page_shows_the_figures_and_escapes_what_it_is_told(server: Scripted
     assert "4 of 4 answered" in written
     assert written.count("<circle") == 4
     assert "&lt;b&gt;" in page(report_from([], 1.0), [], "<b>")
+
+
+def test_images_go_through_shared_memory_when_told_so(server: ScriptedServer) -> None:
+    server.play([server.chunk("yes", "stop"), server.final()])
+
+    report = _load(server, "--requests", "1", "--images", "2048x1024", "--shared-memory")
+
+    assert report.num_answered == 1
+    assert server.num_registered == 1
+    assert server.images()[0].startswith(b"\x89PNG")

@@ -4,7 +4,6 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -21,9 +20,7 @@ from client import (
     ServerUnreachable,
     Unavailable,
 )
-
-if TYPE_CHECKING:
-    from conftest import ScriptedServer
+from tests.unit.client.scripted import ScriptedServer
 
 FULL = "[UNAVAILABLE] the queue is full; retry after 0.5 s"
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -19,9 +18,7 @@ from client import (
     ServerError,
     ServerUnreachable,
 )
-
-if TYPE_CHECKING:
-    from conftest import ScriptedServer
+from tests.unit.client.scripted import ScriptedServer
 
 FULL = "[UNAVAILABLE] the queue is full; retry after 0.5 s"
 

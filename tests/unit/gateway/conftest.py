@@ -9,17 +9,16 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import httpx
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import service_pb2
 
 from client.gateway.app import create_app
 from client.gateway.listening import GatewayServer, bind
 from client.gateway.settings import Settings
-from tests.unit.client.conftest import ScriptedServer
+from tests.unit.client.scripted import ScriptedServer, running
 
 Json = dict[str, object]
 
@@ -106,14 +105,8 @@ Start = Callable[..., Gateway]
 def running_upstream() -> Iterator[Upstream]:
     """A running scripted Triton; at the end no call may be open."""
     scripted = Upstream()
-    running = grpc.server(ThreadPoolExecutor(32))
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(scripted, running)
-    scripted.address = f"127.0.0.1:{running.add_insecure_port('127.0.0.1:0')}"
-    running.start()
-    yield scripted
-    ended = scripted.all_calls_ended()
-    running.stop(0).wait()
-    assert ended, "a call was left open"
+    with running(scripted):
+        yield scripted
 
 
 @pytest.fixture

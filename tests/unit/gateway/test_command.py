@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,51 +15,40 @@ import httpx
 import pytest
 
 from client.gateway.listening import bind
+from tests.process import Process
 from tests.unit.gateway.conftest import Upstream
 
 ROOT = Path(__file__).parents[3]
 BODY = {"messages": [{"role": "user", "content": "What?"}], "stream": True}
 
 
-class Command:
-    """A running gateway command with what it has said so far."""
+def _started(log: Path, *options: str, keys: str = "") -> Process:
+    command = [sys.executable, "-m", "client.gateway", "--port", "0", *options]
+    return Process(log, command, {**os.environ, "VLM_RELAY_API_KEYS": keys})
 
-    def __init__(self, log: Path, *options: str, keys: str = "") -> None:
-        self._log = log
-        variables = {**os.environ, "VLM_RELAY_API_KEYS": keys}
-        with log.open("w") as out:
-            command = [sys.executable, "-m", "client.gateway", "--port", "0", *options]
-            self.process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=out, env=variables)
 
-    def said(self) -> str:
-        return self._log.read_text()
-
-    def url(self) -> str:
-        until = time.monotonic() + 60
-        while (found := re.search(r"gateway on (http://[\d.:]+)", self.said())) is None:
-            assert time.monotonic() < until, self.said()
+def _url(command: Process) -> str:
+    """Where it listens, once it does."""
+    url = command.wait_for(r"gateway on (http://[\d.:]+)")[1]
+    while True:  # it says where it is going to listen, then listens
+        try:
+            httpx.get(f"{url}/health/live", trust_env=False)
+        except httpx.ConnectError:
             time.sleep(0.02)
-        while True:  # it says where it is going to listen, then listens
-            try:
-                httpx.get(f"{found[1]}/health/live", trust_env=False)
-            except httpx.ConnectError:
-                assert time.monotonic() < until, self.said()
-            else:
-                return found[1]
+        else:
+            return url
 
 
 @pytest.fixture
-def command(upstream: Upstream, tmp_path: Path) -> Iterator[Command]:
+def command(upstream: Upstream, tmp_path: Path) -> Iterator[Process]:
     """Started with two keys; killed at the end if the test did not stop it."""
-    started = Command(tmp_path / "gateway.log", "--url", upstream.address, keys="one, two")
+    started = _started(tmp_path / "gateway.log", "--url", upstream.address, keys="one, two")
     yield started
-    if started.process.poll() is None:
-        started.process.kill()
-        started.process.wait()
+    started.end()
 
 
-def test_keys_come_from_the_environment_and_ctrl_c_stops_cleanly(command: Command) -> None:
-    url = command.url()
+def test_keys_come_from_the_environment_and_ctrl_c_stops_cleanly(command: Process) -> None:
+    url = _url(command)
 
     statuses = [
         httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}, trust_env=False).status_code
@@ -75,9 +63,9 @@ def test_keys_come_from_the_environment_and_ctrl_c_stops_cleanly(command: Comman
     assert "one" not in re.sub(r"gateway on .*", "", command.said())
 
 
-def test_a_second_ctrl_c_ends_running_answers_and_says_so(command: Command, upstream: Upstream) -> None:
+def test_a_second_ctrl_c_ends_running_answers_and_says_so(command: Process, upstream: Upstream) -> None:
     upstream.play([upstream.chunk("a "), upstream.silence()])
-    url, headers = command.url(), {"Authorization": "Bearer one"}
+    url, headers = _url(command), {"Authorization": "Bearer one"}
     begun, lines = threading.Event(), []
 
     def ask() -> None:
@@ -115,7 +103,7 @@ def test_a_second_ctrl_c_ends_running_answers_and_says_so(command: Command, upst
     ],
 )
 def test_wrong_usage_is_one_line_and_status_2(tmp_path: Path, options: list[str], words: str) -> None:
-    command = Command(tmp_path / "gateway.log", *options)
+    command = _started(tmp_path / "gateway.log", *options)
 
     assert command.process.wait(30) == 2
     assert words in command.said()
@@ -125,7 +113,7 @@ def test_wrong_usage_is_one_line_and_status_2(tmp_path: Path, options: list[str]
 def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
     with bind("127.0.0.1", 0) as taken:
         taken.listen()
-        command = Command(tmp_path / "gateway.log", "--port", str(taken.getsockname()[1]))
+        command = _started(tmp_path / "gateway.log", "--port", str(taken.getsockname()[1]))
 
         assert command.process.wait(30) == 2
 

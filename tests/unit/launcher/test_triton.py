@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.triton import Ports, Triton, TritonMissing, build_backend_folder, command, environment, find_triton
+from launcher.triton import Keys, Ports, Triton, TritonMissing, build_backend_folder, command, environment, find_triton
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -96,7 +96,7 @@ def test_an_installed_server_keeps_its_backends(tmp_path: Path) -> None:
 
 def line(triton: Triton, backends: Path | None) -> list[str]:
     """The command line of a server with the models in `/models`."""
-    return command(triton, Path("/models"), backends, Ports("127.0.0.1", 1, 2, 3), "region", 15, "key")
+    return command(triton, Path("/models"), backends, Ports("127.0.0.1", 1, 2, 3), "region", 15, Keys("key", "shm"))
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,10 @@ def line(triton: Triton, backends: Path | None) -> list[str]:
         "--grpc-port=2",
         "--metrics-address=127.0.0.1",
         "--metrics-port=3",
-        "--http-restricted-api=model-repository:vlm-relay-key=key",  # clients load and unload nothing
-        "--grpc-restricted-protocol=model-repository:vlm-relay-key=key",
+        "--http-restricted-api=model-repository,trace,logging:vlm-relay-key=key",  # clients load and unload nothing
+        "--grpc-restricted-protocol=model-repository,trace,logging:vlm-relay-key=key",
+        "--http-restricted-api=shared-memory:vlm-relay-shm-key=shm",  # and map no memory of the machine
+        "--grpc-restricted-protocol=shared-memory:vlm-relay-shm-key=shm",
         "--strict-readiness=true",
         "--exit-timeout-secs=15",
         "--disable-auto-complete-config",
