@@ -119,6 +119,16 @@ class TransferCost(Table):
         return rate / 2 if link.is_staged else rate
 
 
+class ContentionCost(Table):
+    """What share of its speed a stage keeps while the other stage computes on the same device.
+
+    A GPU that runs two processes gives each its turn: half and half.
+    """
+
+    encode_speed: Annotated[float, Field(gt=0, le=1)] = 0.5
+    decode_speed: Annotated[float, Field(gt=0, le=1)] = 0.5
+
+
 class Costs(Table):
     """The four functions of one model on one kind of device."""
 
@@ -126,6 +136,7 @@ class Costs(Table):
     prefill: PrefillCost
     decode: DecodeCost
     transfer: TransferCost = TransferCost()
+    contention: ContentionCost = ContentionCost()
     source: str = "given"  # "roofline of ...", "measured on ..."
 
     def to_json(self) -> str:

@@ -1,0 +1,267 @@
+"""The simulated scheduler in front: what `python_backend.relay` does with a request, over simulated stages.
+
+arrival ─▶ waiting room ─▶ decision ─▶ encoders ─▶ hop and copy ─▶ decoder ─▶ first token, last token
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from scheduler.admission import WaitingRoom
+from scheduler.decision import Decision, NoReplica, StagesFull
+from scheduler.ledger import Ledger, Place
+from scheduler.loads import RequestShape
+from scheduler.pools import Pools
+from scheduler.routing import Router
+from scheduler.simulate.agenda import Agenda
+from scheduler.simulate.decoder import SimulatedDecoder, SimulatedSequence
+from scheduler.simulate.encoder import ImageJob, SimulatedEncoder
+from scheduler.simulate.outcome import CANCELLED, DONE, FAILED, LATE, REFUSED, Outcomes
+
+MAX_ATTEMPTS = 3  # as the relay: the first, and two more when stages die
+
+Log = Callable[[float, int, str, str], None]
+"""Takes time, request, what happened, and the replica."""
+
+
+class LiveRequest:
+    """A request between arrival and end."""
+
+    __slots__ = (
+        "attempt",
+        "deadline_s",
+        "first_s",
+        "front",
+        "images_left",
+        "index",
+        "is_ended",
+        "key",
+        "num_given",
+        "output_tokens",
+        "place",
+        "priority",
+        "prompt_tokens",
+        "sequence",
+        "shape",
+    )
+
+    def __init__(self, front: Front, index: int, shape: RequestShape, output_tokens: int) -> None:
+        self.front = front
+        self.index = index
+        self.shape = shape
+        self.output_tokens = output_tokens
+        self.prompt_tokens = shape.prompt_tokens
+        self.priority = 0
+        self.deadline_s: float | None = None
+        self.attempt = 0
+        self.place: Place | None = None
+        self.images_left = 0
+        self.sequence: SimulatedSequence | None = None
+        self.num_given = 0  # by decoders that died
+        self.first_s = -1.0
+        self.is_ended = False
+
+    def token(self, sequence: SimulatedSequence) -> None:
+        """Its first token on a decoder was given."""
+        if self.first_s < 0:
+            self.first_s = self.front.agenda.now_s
+
+    def finished(self, sequence: SimulatedSequence) -> None:
+        """Its last token was given."""
+        self.front.end(self, DONE)
+
+
+class ImageOfRequest:
+    """One image of one attempt at an encoder."""
+
+    __slots__ = ("arrived_s", "attempt", "key", "live", "units")
+
+    def __init__(self, live: LiveRequest, attempt: int, key: bytes | None, units: float) -> None:
+        self.live = live
+        self.attempt = attempt
+        self.key = key
+        self.units = units
+        self.arrived_s = 0.0
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether its request still waits for it."""
+        return not self.live.is_ended and self.live.attempt == self.attempt
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was counted on the way."""
+
+    reasons: dict[str, int] = field(default_factory=dict)
+    modes: dict[str, int] = field(default_factory=dict)
+    link_bytes: dict[str, float] = field(default_factory=dict)  # by class of the link
+    num_retries: int = 0
+
+
+class Front:
+    """Admits, decides and follows requests. The policy's own classes do the deciding."""
+
+    def __init__(
+        self,
+        agenda: Agenda,
+        router: Router,
+        pools: Pools,
+        stages: tuple[dict[str, SimulatedEncoder], dict[str, SimulatedDecoder]],
+        max_in_flight: int,
+        outcomes: Outcomes,
+        embedding_bytes: float,
+        log: Log | None = None,
+    ) -> None:
+        limits = pools.plan.limits
+        self.agenda = agenda
+        self.ledger = Ledger(router.idle())
+        self.room: WaitingRoom[LiveRequest] = WaitingRoom(limits.max_waiting + 1, limits.ageing_s)
+        self.serving: set[LiveRequest] = set()
+        self.tally = Tally()
+        self.ended: Callable[[LiveRequest], None] | None = None  # told of each end, for closed loops
+        self._router = router
+        self._pools = pools
+        self._encoders, self._decoders = stages
+        self._max_in_flight, self._max_waiting = max_in_flight, limits.max_waiting
+        self._outcomes = outcomes
+        self._embedding_bytes = embedding_bytes
+        self._log = log
+        self._e = {name: index for index, name in enumerate(pools.encoders)}
+        self._d = {name: index for index, name in enumerate(pools.decoders)}
+
+    # -- admission ----------------------------------------------------------------------------------------
+
+    def arrive(self, live: LiveRequest) -> None:
+        """Takes responsibility for a request: it will be ended, exactly once."""
+        self._note(live, "arrived")
+        if len(self.room) >= self._max_waiting and not self._has_place():
+            self.end(live, REFUSED)
+            return
+        self.room.enter(live, live.priority, live.deadline_s, self.agenda.now_s)
+        if live.deadline_s is not None:
+            self.agenda.at(live.deadline_s, self._expire, live)
+        self._dispatch()
+
+    def cancel(self, live: LiveRequest) -> None:
+        """The client has left."""
+        if not live.is_ended:
+            self.room.remove({id(live)})
+            self.end(live, CANCELLED)
+
+    def _has_place(self) -> bool:
+        return len(self.serving) < self._max_in_flight
+
+    def _dispatch(self) -> None:
+        """Gives free places to those who wait, most urgent first."""
+        while self._has_place():
+            live = self.room.take()
+            if live is None:
+                break
+            self.serving.add(live)
+            self._start(live)
+
+    def _expire(self, live: LiveRequest) -> None:
+        if not live.is_ended:
+            self.room.expire(self.agenda.now_s)
+            self.end(live, LATE)
+
+    # -- one attempt --------------------------------------------------------------------------------------
+
+    def _start(self, live: LiveRequest) -> None:
+        live.attempt += 1
+        try:
+            decision = self._router.decide(live.shape, self.ledger.loads)
+        except (NoReplica, StagesFull):
+            self.end(live, REFUSED)
+            return
+        live.place = self.ledger.take(decision, live.shape)
+        reasons, modes = self.tally.reasons, self.tally.modes
+        reasons[decision.reason_kind] = reasons.get(decision.reason_kind, 0) + 1
+        modes[decision.mode] = modes.get(decision.mode, 0) + 1
+        self._outcomes.note_mode(live.index, decision.mode)
+        if not decision.encoders:
+            self._decode((live, live.attempt))
+            return
+        live.images_left = len(decision.encoders)
+        shape, attempt = live.shape, live.attempt
+        keys = shape.image_keys or (None,) * live.images_left
+        for name, key in zip(decision.encoders, keys, strict=True):
+            self._note(live, "encode", name)
+            self._encoders[name].push(ImageOfRequest(live, attempt, key, shape.image_units))
+
+    def image_done(self, job: ImageJob) -> None:
+        """An embedding is in its encoder's store."""
+        assert isinstance(job, ImageOfRequest)
+        live = job.live
+        if live.is_ended or live.attempt != job.attempt:
+            return
+        live.images_left -= 1
+        if live.images_left == 0 and live.place is not None:
+            self.ledger.note_encoded(live.place)
+            copy_s = self._copy_s(live.place.decision, live.shape.image_units)
+            self.agenda.at(self.agenda.now_s + copy_s, self._decode, (live, live.attempt))
+
+    def _copy_s(self, decision: Decision, units: float) -> float:
+        """The control hop, and the copies from each encoder, one after the other."""
+        pools, d, link_bytes = self._pools, self._d[decision.decoder], self.tally.link_bytes
+        seconds = pools.hop_s[d]
+        for name in dict.fromkeys(decision.encoders):
+            e = self._e[name]
+            num_images = decision.encoders.count(name)
+            seconds += pools.start_s[d][e] + num_images * units * pools.image_s[d][e]
+            link = pools.links[d][e]
+            kind = "same device" if link is None else link.link
+            link_bytes[kind] = link_bytes.get(kind, 0.0) + num_images * units * self._embedding_bytes
+        return seconds
+
+    def _decode(self, what: tuple[LiveRequest, int]) -> None:
+        live, attempt = what
+        if live.is_ended or live.attempt != attempt or live.place is None:
+            return
+        live.sequence = SimulatedSequence(
+            live, live.prompt_tokens + live.num_given, live.output_tokens - live.num_given
+        )
+        self._note(live, "decode", live.place.decision.decoder)
+        self._decoders[live.place.decision.decoder].push(live.sequence)
+
+    def lost(self, live: LiveRequest, num_given: int, attempt: int) -> None:
+        """A stage died with an attempt: the request goes on elsewhere, from the tokens that it has."""
+        if live.is_ended or live.attempt != attempt:
+            return
+        live.num_given += num_given
+        live.sequence = None
+        if live.place is not None:
+            self.ledger.give_back(live.place)
+            live.place = None
+        if live.attempt >= MAX_ATTEMPTS:
+            self.end(live, FAILED)
+            return
+        self.tally.num_retries += 1
+        self._note(live, "again")
+        self._start(live)
+
+    # -- ends ---------------------------------------------------------------------------------------------
+
+    def end(self, live: LiveRequest, outcome: int) -> None:
+        """Ends a request that has not ended, and frees its place."""
+        assert not live.is_ended, f"request {live.index} ends twice"
+        live.is_ended = True
+        sequence, place = live.sequence, live.place
+        num_given = live.num_given
+        if place is not None:
+            if sequence is not None:
+                is_cut = outcome != DONE
+                num_given += self._decoders[place.decision.decoder].cancel(sequence) if is_cut else sequence.num_given
+            self.ledger.give_back(place)
+        self._outcomes.note_end(live.index, outcome, live.first_s, self.agenda.now_s, num_given)
+        self._note(live, Outcomes.NAMES[outcome])
+        self.serving.discard(live)
+        if self.ended is not None:
+            self.ended(live)
+        self._dispatch()
+
+    def _note(self, live: LiveRequest, what: str, replica: str = "") -> None:
+        if self._log is not None:
+            self._log(self.agenda.now_s, live.index, what, replica)
