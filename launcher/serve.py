@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from client import RelayClient, RelayClientError
+from launcher.links import measure
 from launcher.server import Server, ServerFailed, choose_ports
 from launcher.triton import find_triton
 from python_backend.checkpoint import PROJECT_ROOT, read_facts, resolve
@@ -72,6 +73,8 @@ def running(
     stopping = stopping or threading.Event()
     triton = find_triton()
     chosen = choose_ports(*ports)
+    variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **variables}  # nvidia-smi's numbers, as the plan has them
+    plan = measure(plan, variables, say)
     build(plan, say)
     say(f"starting tritonserver with {', '.join(r.name for r in (*plan.encoders, *plan.decoders))}")
     began = time.monotonic()

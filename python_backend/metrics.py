@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 Kind = Literal["counter", "gauge", "histogram"]
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_COPIES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
 _BATCHES = (1.0, 2.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0)
 
 
@@ -50,6 +51,8 @@ METRICS = {
         Metric("vlm_relay_free_kv_blocks", "gauge", "Free blocks of the KV cache"),
         Metric("vlm_relay_decode_batch_sequences", "histogram", "Sequences that decoded a token in one step", _BATCHES),
         Metric("vlm_relay_generated_tokens_total", "counter", "Tokens generated"),
+        Metric("vlm_relay_embedding_copied_bytes_total", "counter", "Embeddings copied to this GPU, by route"),
+        Metric("vlm_relay_embedding_copy_seconds", "histogram", "One such copy, by the GPU's clock", _COPIES),
     )
 }
 

@@ -108,7 +108,9 @@ class TransferCost(Table):
         return self.start_s(link) + num_images * self.image_s(link) if num_images else 0.0
 
     def _rate(self, link: Link) -> float:
-        """GB/s: measured, else the plan's estimate, else by class alone. Without peer access half of it."""
+        """GB/s: measured by copying, else by class, else the plan's estimate, else by class alone (staged: half)."""
+        if link.measured_gigabytes_per_s is not None:
+            return link.measured_gigabytes_per_s
         if link.link in self.gigabytes_per_s:
             return self.gigabytes_per_s[link.link]
         if link.gigabytes_per_s is not None:

@@ -53,6 +53,7 @@ class Link(Table):
     gigabytes_per_s: float | None = None  # one way, estimated; None: not known
     path: str = "unknown"  # nvlink, pcie, socket, staged or unknown
     has_peer_access: bool | None = None  # None: nobody asked
+    measured_gigabytes_per_s: float | None = None  # of a copy from process to process; None: not measured
 
     @property
     def is_staged(self) -> bool:
@@ -63,6 +64,16 @@ class Link(Table):
     def is_nvlink(self) -> bool:
         """Whether it is a direct NVLink."""
         return self.link.startswith("NV") and not self.is_staged
+
+
+class Transfer(Table):
+    """How embeddings come from an encoder's GPU to a decoder's, as a copy between two processes showed."""
+
+    encoder: str  # device
+    decoder: str  # device
+    route: Literal["device", "peer", "staged"]  # the same GPU, the peer's memory, or through the host
+    gigabytes_per_s: float | None = None
+    why: str = ""  # what forbids a better one
 
 
 class Plan(Table):
@@ -78,6 +89,7 @@ class Plan(Table):
     schedule: ScheduleTable = ScheduleTable()
     devices: tuple[Device, ...] = ()
     links: tuple[Link, ...] = ()
+    transfers: tuple[Transfer, ...] = ()  # empty: not tried; an encoder then tries those that it needs
     tier: str = ""  # the worst of the links that embeddings travel: device, nvlink, switch, numa or any
     notes: tuple[str, ...] = ()  # what a person should know about the placement
 

@@ -20,7 +20,7 @@ from python_backend.errors import RelayError
 from python_backend.transport.boot import BootKey, boot_key
 from python_backend.transport.handle import fingerprint_of
 from python_backend.transport.janitor import remove_orphans
-from scheduler.plan import Plan, read_plan
+from scheduler.plan import Plan, Replica, read_plan
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,11 @@ class Site:
     plan: Plan
     facts: CheckpointFacts
     boot: BootKey
+
+    @property
+    def replica(self) -> Replica:
+        """This process's own place in the plan; for a stage's models only."""
+        return next(each for each in (*self.plan.encoders, *self.plan.decoders) if each.name == self.model)
 
     @property
     def embedding_fingerprint(self) -> bytes:

@@ -15,7 +15,7 @@ from python_backend.models.adapter import Site, failure, open_site, tensors, tex
 from python_backend.models.metrics import TritonMeter
 from python_backend.pulse import Pulse, pulse_path
 from python_backend.transport.layout import SegmentLayout
-from python_backend.transport.segment import Segment
+from python_backend.transport.placing import create_segment
 from python_backend.transport.store import EmbeddingStore
 from python_backend.vision.export import ONNX_FILE, is_current
 from python_backend.vision.onnx import OnnxEncoder
@@ -89,7 +89,7 @@ def _create_store(site: Site) -> EmbeddingStore:
         slot_bytes=facts.image_tokens * facts.width * item_bytes,
         num_leases=LEASES_PER_SLOT * encode.slots,
     )
-    segment = Segment.create(site.boot.id, layout)
+    segment = create_segment(site.boot.id, layout, site.plan, site.replica)
     return EmbeddingStore(segment, site.embedding_fingerprint, time.monotonic, encode.lease_s)
 
 

@@ -10,11 +10,11 @@ from collections import deque
 from typing import Any
 
 import numpy as np
-import torch
 import triton_python_backend_utils as pb_utils
 
 from python_backend.checkpoint import resolve
 from python_backend.decoder.engine import Engine
+from python_backend.decoder.landing import make_landing
 from python_backend.decoder.options import EngineOptions
 from python_backend.decoder.sequence import DecodeRequest, Delta, ImageEmbedding, RankedToken, TokenLogprob
 from python_backend.errors import InternalError, InvalidRequest, RelayError
@@ -22,8 +22,8 @@ from python_backend.models.adapter import failure, open_site, tensors, text_tens
 from python_backend.models.metrics import TritonMeter
 from python_backend.pulse import Pulse, pulse_path
 from python_backend.request import parse_sampling
-from python_backend.transport.handle import NUMPY_DTYPES, EmbeddingHandle
-from python_backend.transport.reader import EmbeddingReader
+from python_backend.transport.device import Copied
+from python_backend.transport.handle import EmbeddingHandle
 from scheduler.profile import DecodeTable
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,10 @@ class TritonPythonModel:
         site = open_site(args)
         self._site = site
         self._meter = TritonMeter(site.model)
-        self._reader = EmbeddingReader()
-        self._engine = Engine.load(resolve(site.plan.checkpoint), _options(site.plan.decode), time.monotonic)
+        device = site.replica.device
+        self._landing = make_landing(device, self._note_copy)
+        options = _options(site.plan.decode, device)
+        self._engine = Engine.load(resolve(site.plan.checkpoint), options, time.monotonic)
         self._sender = DeltaSender()
         self._engine.start()
         self._seen_tokens = 0
@@ -67,7 +69,7 @@ class TritonPythonModel:
         self._pulse.close()
         self._engine.close()
         self._sender.close()
-        self._reader.close()
+        self._landing.close()
         self._meter.close()
         logger.info("closed")
 
@@ -98,18 +100,14 @@ class TritonPythonModel:
         site = self._site
         handles = [EmbeddingHandle.open(data, site.boot, site.embedding_fingerprint) for data in sealed]
         try:
-            return tuple(self._copy(handle) for handle in handles)
+            return tuple(ImageEmbedding(handle.digest, self._landing.land(handle)) for handle in handles)
         finally:
             for handle in handles:
-                self._reader.release(handle)
+                self._landing.release(handle)
 
-    def _copy(self, handle: EmbeddingHandle) -> ImageEmbedding:
-        features = torch.empty(handle.shape, dtype=getattr(torch, handle.dtype))
-        out = features.view(torch.uint16) if handle.dtype == "bfloat16" else features
-        array = out.numpy()
-        assert array.dtype == NUMPY_DTYPES[handle.dtype]
-        self._reader.copy(handle, array)
-        return ImageEmbedding(handle.digest, features)
+    def _note_copy(self, copied: Copied) -> None:
+        self._meter.add("vlm_relay_embedding_copied_bytes_total", copied.num_bytes, {"route": copied.path})
+        self._meter.observe("vlm_relay_embedding_copy_seconds", copied.seconds)
 
     def _report(self) -> None:
         status = self._engine.status()
@@ -214,8 +212,9 @@ def _logprob(item: TokenLogprob) -> dict[str, object]:
     }
 
 
-def _options(decode: DecodeTable) -> EngineOptions:
+def _options(decode: DecodeTable, device: str) -> EngineOptions:
     return EngineOptions(
+        device=device,
         dtype=decode.dtype,
         block_tokens=decode.block_tokens,
         kv_cache_bytes=decode.kv_cache_mib << 20,

@@ -13,7 +13,8 @@ import pytest
 
 from python_backend.transport.boot import BootKey, boot_key
 from python_backend.transport.handle import fingerprint_of
-from python_backend.transport.layout import SegmentLayout
+from python_backend.transport.janitor import remove_orphans
+from python_backend.transport.layout import Memory, SegmentLayout
 from python_backend.transport.segment import Segment
 from python_backend.transport.store import EmbeddingStore
 
@@ -123,3 +124,27 @@ def store(segment: Segment, fingerprint: bytes, clock: Clock) -> Iterator[Embedd
     assert made.counts.num_leases_out == 0
     assert made.has_room(segment.layout.num_slots)
     made.close()
+
+
+@pytest.fixture
+def start_owner(shared_memory: Path, standin_library: Path) -> Iterator[Callable[..., Peer]]:
+    """Starts owners of embeddings; what a killed one left of the stand-in's memory goes at the end."""
+    peers: list[Peer] = []
+
+    def start(index: int = 0, memory: Memory = "device", **variables: str) -> Peer:
+        variables = {"LD_LIBRARY_PATH": str(standin_library.parent), **variables}
+        peers.append(Peer(shared_memory, os.getppid(), "device_peer.py", variables))
+        assert peers[-1].ask("create", str(index), memory).startswith("vlm_relay.")
+        return peers[-1]
+
+    yield start
+    for peer in peers:
+        end(peer)
+    remove_orphans(shared_memory)
+
+
+def end(peer: Peer) -> None:
+    """Kills it, and removes what it left of the stand-in's memory."""
+    peer.kill()
+    for path in Path("/dev/shm").glob(f"standin_cuda.{peer.pid}.*"):
+        path.unlink()

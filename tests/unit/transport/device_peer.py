@@ -58,6 +58,9 @@ class _Peer:
     def release_all(self) -> str:
         return str(self._store.sweep(1e9))
 
+    def sweep_returned(self) -> str:
+        return str(self._store.sweep(0.0))
+
     def close(self) -> str:
         self._store.close()
         return "closed"

@@ -7,7 +7,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,16 +16,13 @@ from python_backend.transport.boot import BootKey
 from python_backend.transport.cuda import CudaDevice, CudaError, CudaMissing, Driver, Stream
 from python_backend.transport.device import Copied, DeviceReader, DeviceSegment
 from python_backend.transport.handle import EmbeddingHandle
-from python_backend.transport.janitor import remove_orphans
-from python_backend.transport.layout import Memory, SegmentLayout
+from python_backend.transport.layout import SegmentLayout
 from python_backend.transport.reader import EmbeddingReader
+from tests.unit.transport.conftest import Peer, end
 from tests.unit.transport.device_peer import SHAPE, features
 
-if TYPE_CHECKING:
-    from tests.unit.transport.conftest import Peer
-
 NUM_BYTES = 64
-StartOwner = Callable[..., "Peer"]
+StartOwner = Callable[..., Peer]
 
 
 class Standin:
@@ -52,25 +48,6 @@ def standin(standin_library: Path) -> Iterator[Standin]:
     yield made
     made.fail("")
     assert made.num_blocks == before
-
-
-@pytest.fixture
-def start_owner(shared_memory: Path, standin_library: Path) -> Iterator[StartOwner]:
-    """Starts owners of embeddings; what a killed one left of the stand-in's memory goes at the end."""
-    from tests.unit.transport.conftest import Peer
-
-    peers: list[Peer] = []
-
-    def start(index: int = 0, memory: Memory = "device", **variables: str) -> Peer:
-        variables = {"LD_LIBRARY_PATH": str(standin_library.parent), **variables}
-        peers.append(Peer(shared_memory, os.getppid(), "device_peer.py", variables))
-        assert peers[-1].ask("create", str(index), memory).startswith("vlm_relay.")
-        return peers[-1]
-
-    yield start
-    for peer in peers:
-        _end(peer)
-    remove_orphans(shared_memory)
 
 
 class Landing:
@@ -313,17 +290,8 @@ def test_no_driver_and_no_gpu_are_one_clear_line(standin_library: Path, tmp_path
 
 def _read_elsewhere(directory: Path, library: Path, sealed: str, variables: dict[str, str]) -> str:
     """What a reader on cuda:1 in a process of its own, with a driver told by `variables`, has to say."""
-    from tests.unit.transport.conftest import Peer
-
     peer = Peer(directory, os.getppid(), "device_reader.py", {"LD_LIBRARY_PATH": str(library.parent), **variables})
     try:
         return peer.ask(sealed)
     finally:
-        _end(peer)
-
-
-def _end(peer: Peer) -> None:
-    """Kills it, and removes what it left of the stand-in's memory."""
-    peer.kill()
-    for path in Path("/dev/shm").glob(f"standin_cuda.{peer.pid}.*"):
-        path.unlink()
+        end(peer)
