@@ -13,7 +13,7 @@
 `AsyncRelayClient` is the same with `await client.ask(...)`, `async with client.stream(...)` and `async for`.
 """
 
-from client.answer import Alternative, Answer, Chunk
+from client.answer import Alternative, Answer, Chunk, Progress
 from client.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -43,6 +43,7 @@ __all__ = [
     "Message",
     "Options",
     "Overloaded",
+    "Progress",
     "RelayClient",
     "RelayClientError",
     "Sampling",

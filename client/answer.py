@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 
@@ -27,6 +27,18 @@ class Chunk:
     finish_reason: str | None
     num_output_tokens: int
     logprobs: tuple[tuple[Alternative, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a request is before its first text: `placed`, with the server's decision if asked for, then `encoded`."""
+
+    stage: str
+    decision: Mapping[str, object] | None
+
+
+Told = Callable[[Progress], object]
+"""Called with each progress, by who iterates the stream."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,14 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, Unpack
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from client.answer import Answer, Chunk
+from client.answer import Answer, Chunk, Told
 from client.channel import (
     CONNECT_TIMEOUT_S,
     DEADLINE_GRACE_S,
@@ -117,16 +118,21 @@ class RelayClient:
         *,
         messages: Sequence[Message] | None = None,
         images: Iterable[Image] = (),
+        on_progress: Told | None = None,
         **options: Unpack[Options],
     ) -> AnswerStream:
         """The answer as it comes; reads the images now, and sends the request when the stream is entered.
+
+        `on_progress` is told how far the request is before its first text.
 
         Raises:
             InvalidRequest: the request cannot be sent as it is.
         """
         request = request_from(question, messages, images, **options)
+        if on_progress is not None:
+            request = replace(request, return_progress=True)
         attempts = Attempts(request, self._retries, self._clock, self._chance)
-        return AnswerStream(self._call, attempts, self.address, self._clock, self._sleep)
+        return AnswerStream(self._call, attempts, self.address, self._clock, self._sleep, on_progress)
 
     def _call(self, request: Request, tells_again: bool = False) -> grpc.Call:
         shared = self._shared
@@ -174,12 +180,13 @@ class AnswerStream:
         address: str,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
+        on_progress: Told | None = None,
     ) -> None:
         self._open_call = open_call
         self._attempts = attempts
         self._address = address
         self._sleep = sleep
-        self._transcript = Transcript(clock)
+        self._transcript = Transcript(clock, on_progress)
         self._call: grpc.Call = None  # set on entering
         self._is_closed = False
 

@@ -69,6 +69,7 @@ class Request:
     return_decision: bool
     request_id: str
     traceparent: str = ""
+    return_progress: bool = False
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from client.answer import Alternative, Answer, Chunk
+from client.answer import Alternative, Answer, Chunk, Told
 from client.wire import Reply
 
 
 class Transcript:
     """All that one stream has brought so far; owned by that stream."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], on_progress: Told | None = None) -> None:
         self._clock = clock
+        self._on_progress = on_progress
         self._started_at = clock()
         self._first_at: float | None = None
         self._last_at = self._started_at
@@ -39,11 +40,13 @@ class Transcript:
         self._started_at = self._last_at = self._clock()
 
     def add(self, reply: Reply) -> Chunk | None:
-        """The chunk in `reply`, if it has one."""
+        """The chunk in `reply`, if it has one; a progress is told to who wants to know."""
         self._last_at = self._clock()
         self.is_final = reply.is_final
         self._decision = reply.decision or self._decision
         self._num_input_tokens = reply.num_input_tokens or self._num_input_tokens
+        if reply.progress is not None and self._on_progress is not None:
+            self._on_progress(reply.progress)
         chunk = reply.chunk
         if chunk is not None:
             self._first_at = self._last_at if self._first_at is None else self._first_at

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tritonclient.grpc import InferResult, service_pb2
 
-from client.answer import Alternative, Chunk
+from client.answer import Alternative, Chunk, Progress
 from client.errors import ServerError, from_message
 from client.request import Request
 from client.shared_memory import Piece
@@ -32,6 +32,7 @@ class Reply:
     is_final: bool
     num_input_tokens: int | None
     decision: Mapping[str, object] | None
+    progress: Progress | None = None
 
 
 def message_from(request: Request, model: str, piece: Piece | None = None) -> service_pb2.ModelInferRequest:
@@ -53,6 +54,8 @@ def message_from(request: Request, model: str, piece: Piece | None = None) -> se
         _add(message, "return_logprobs", "BOOL", b"\x01")
     if request.return_decision:
         _add(message, "return_decision", "BOOL", b"\x01")
+    if request.return_progress:
+        _add(message, "return_progress", "BOOL", b"\x01")
     if request.priority:
         _add(message, "priority", "INT32", struct.pack("<i", request.priority))
     if request.deadline_s is not None:
@@ -80,6 +83,10 @@ def reply_from(response: service_pb2.ModelStreamInferResponse) -> Reply:
 
 
 def _reply(result: InferResult, is_final: bool) -> Reply:
+    stage, told = _text(result, "progress"), _text(result, "decision")
+    decision = json.loads(told) if told else None
+    if stage is not None:
+        return Reply(None, is_final, None, decision, Progress(stage, decision))
     reason = _text(result, "finish_reason")
     chunk = Chunk(
         text=_text(result, "text_output") or "",
@@ -87,8 +94,7 @@ def _reply(result: InferResult, is_final: bool) -> Reply:
         num_output_tokens=_number(result, "num_output_tokens") or 0,
         logprobs=_logprobs(_text(result, "logprobs")),
     )
-    decision = _text(result, "decision")
-    return Reply(chunk, is_final, _number(result, "num_input_tokens"), json.loads(decision) if decision else None)
+    return Reply(chunk, is_final, _number(result, "num_input_tokens"), decision)
 
 
 def _logprobs(text: str | None) -> tuple[tuple[Alternative, ...], ...]:

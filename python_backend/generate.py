@@ -40,6 +40,7 @@ class Returns:
     num_input_tokens: bool = False
     num_output_tokens: bool = False
     decision: bool = False
+    progress: bool = False  # one response more at each step before the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ def parse_generate(inputs: Inputs, parameters: Mapping[str, Any], limits: Reques
             num_input_tokens=_flag(inputs, "return_num_input_tokens") or False,
             num_output_tokens=_flag(inputs, "return_num_output_tokens") or False,
             decision=_flag(inputs, "return_decision") or False,
+            progress=is_streaming and (_flag(inputs, "return_progress") or False),
         ),
         priority=_priority(inputs),
         deadline_s=_deadline_s(inputs),

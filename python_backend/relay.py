@@ -33,7 +33,7 @@ from python_backend.errors import (
 from python_backend.generate import GenerateRequest
 from python_backend.metrics import Meter
 from python_backend.prompt import Prompt, PromptBuilder
-from python_backend.stream import Attempt, Chunk, Client, DecodeJob, Gathered, Reply, Stages, Stream
+from python_backend.stream import Attempt, Chunk, Client, DecodeJob, Gathered, Progress, Reply, Stages, Stream
 from scheduler.admission import WaitingRoom
 from scheduler.decision import Decision, StagesFull
 from scheduler.ledger import Ledger
@@ -202,8 +202,18 @@ class Relay:
         request = stream.request
         prompt = self._prompts.build(request.text, request.messages, len(request.images))
         decision = self._decide(stream, attempt, prompt)
+        self._tell(stream, attempt, Progress("placed", decision if request.returns.decision else None))
         self._encode(stream, attempt, decision)
+        if decision.encoders:
+            self._tell(stream, attempt, Progress("encoded", None))
         self._decode(stream, attempt, prompt, decision)
+
+    def _tell(self, stream: Stream, attempt: Attempt, progress: Progress) -> None:
+        """Says how far a request is, if its client wants to know."""
+        if stream.request.returns.progress:
+            with stream.lock:
+                if not stream.is_ended and stream.attempt is attempt:
+                    stream.client.progress(progress)
 
     def _decide(self, stream: Stream, attempt: Attempt, prompt: Prompt) -> Decision:
         request = stream.request

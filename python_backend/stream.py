@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from python_backend.errors import RelayError
 from python_backend.generate import GenerateRequest
@@ -65,8 +65,19 @@ class Reply:
     decision: Decision | None  # on the first reply only
 
 
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a client that asks for it is told before the first text."""
+
+    stage: Literal["placed", "encoded"]
+    decision: Decision | None  # with `placed`, where asked for
+
+
 class Client(Protocol):
     """The other end of a request."""
+
+    def progress(self, progress: Progress) -> None:
+        """Sends a response that says how far the request is."""
 
     def reply(self, reply: Reply, is_last: bool) -> None:
         """Sends one response, with the final flag if it is the last."""

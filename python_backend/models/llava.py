@@ -18,7 +18,7 @@ from python_backend.models.stages import BlsStages, now_s
 from python_backend.prompt import PromptBuilder
 from python_backend.pulse import Pulse, is_beating, pulse_path
 from python_backend.relay import Relay
-from python_backend.stream import Reply
+from python_backend.stream import Progress, Reply
 from python_backend.supervisor import PulseWatch
 from scheduler.plan import DRAIN_FILE
 from scheduler.profile import LimitsTable
@@ -98,6 +98,13 @@ class ResponseSender:
     def reply(self, reply: Reply, is_last: bool) -> None:
         """Sends one response."""
         self._sender.send(pb_utils.InferenceResponse(_outputs(reply)), flags=FINAL if is_last else 0)
+
+    def progress(self, progress: Progress) -> None:
+        """Sends a response that says how far the request is."""
+        outputs = [text_tensor("text_output", ""), text_tensor("progress", progress.stage)]
+        if progress.decision is not None:
+            outputs.append(text_tensor("decision", json.dumps(progress.decision.to_dict())))
+        self._sender.send(pb_utils.InferenceResponse(outputs))
 
     def fail(self, error: RelayError) -> None:
         """Sends an error and the final flag."""

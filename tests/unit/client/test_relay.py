@@ -15,6 +15,7 @@ from client import (
     ImageNotReadable,
     InvalidRequest,
     Overloaded,
+    Progress,
     RelayClient,
     ServerError,
     ServerUnreachable,
@@ -315,3 +316,31 @@ def test_nothing_is_ready_where_nothing_listens() -> None:
 def test_a_stream_must_be_entered(client: RelayClient) -> None:
     with pytest.raises(RuntimeError, match="enter the stream first"):
         next(client.stream("What?"))
+
+
+def test_progress_is_told_as_it_comes_and_is_no_text(server: ScriptedServer) -> None:
+    decision = '{"decoder":"d"}'
+    server.play(
+        [
+            server.chunk(progress="placed", decision=decision),
+            server.chunk(progress="encoded"),
+            server.chunk("a car", "stop"),
+            server.final(),
+        ]
+    )
+    told: list[Progress | str] = []
+
+    with RelayClient(server.address) as client, client.stream("What?", on_progress=told.append) as stream:
+        told.extend(chunk.text for chunk in stream)
+
+    assert told == [Progress("placed", {"decoder": "d"}), Progress("encoded", None), "a car"]
+    assert (stream.answer.num_output_tokens, stream.answer.decision) == (1, {"decoder": "d"})
+    assert "return_progress" in [each.name for each in server.requests[0].inputs]
+
+
+def test_a_request_that_was_only_placed_is_sent_again_when_its_stage_is_gone(server: ScriptedServer) -> None:
+    gone = [server.chunk(progress="placed"), server.fail("[UNAVAILABLE] died; retry after 0 s"), server.final()]
+    server.play(gone, [server.chunk("a car", "stop"), server.final()])
+
+    with RelayClient(server.address, retries=1) as client, client.stream("What?", on_progress=print) as stream:
+        assert [chunk.text for chunk in stream] == ["a car"]

@@ -11,7 +11,8 @@ from python_backend.generate import GenerateRequest, Returns
 from python_backend.prompt import Prompt
 from python_backend.relay import Relay
 from python_backend.request import SamplingParameters
-from python_backend.stream import Chunk, DecodeJob, Reply
+from python_backend.stream import Chunk, DecodeJob, Progress, Reply
+from scheduler.decision import Decision
 from scheduler.plan import Plan, Replica
 from scheduler.profile import DecodeTable, EncodeTable, LimitsTable
 from scheduler.routing import Router
@@ -125,12 +126,17 @@ class FakeClient:
         self.name = name
         self.log: list[str] = []
         self.replies: list[Reply] = []
+        self.decisions: list[Decision | None] = []  # told with the progress
         self.error: RelayError | None = None
         self.is_gone = False
         self.breaks_at: str | None = None  # "reply", "last", "fail" or "is_cancelled": raises there
         self.num_finals = 0
         self._ended = threading.Event()
         self._replied = threading.Event()
+
+    def progress(self, progress: Progress) -> None:
+        self.decisions.append(progress.decision)
+        self.log.append(progress.stage)
 
     def reply(self, reply: Reply, is_last: bool) -> None:
         self._break_at("last" if is_last else "reply")

@@ -63,6 +63,8 @@ def test_a_text_alone_is_a_whole_request() -> None:
         ({"return_num_input_tokens": flag(True)}, "returns", Returns(num_input_tokens=True)),
         ({"return_num_output_tokens": flag(True)}, "returns", Returns(num_output_tokens=True)),
         ({"return_decision": flag(True)}, "returns", Returns(decision=True)),
+        ({"return_progress": flag(True)}, "returns", Returns()),  # one response only: nothing before it
+        ({"return_progress": flag(True), "stream": flag(True)}, "returns", Returns(progress=True)),
         ({"priority": np.array([-100], np.int32)}, "priority", -100),
         ({"priority": np.array([100], np.int32)}, "priority", 100),
         ({"deadline_ms": np.array([1], np.uint32)}, "deadline_s", 0.001),

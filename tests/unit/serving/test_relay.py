@@ -208,6 +208,22 @@ def test_the_decision_is_on_the_first_reply_only_and_only_when_asked_for(world: 
     assert [reply.decision for reply in silent.replies] == [None, None, None]
 
 
+def test_progress_is_told_before_the_text_and_only_to_who_asks(world: World) -> None:
+    asked = world.ask("hello", b"a", returns=Returns(progress=True, decision=True))
+    asked.wait()
+    settle()
+    text_only = world.ask("hello", returns=Returns(progress=True))
+    text_only.wait()
+    settle()
+    silent = world.ask("hello", b"a")
+    silent.wait()
+
+    assert asked.log[:2] == ["placed", "encoded"]
+    assert asked.log[2:] == silent.log
+    assert [decision and decision.decoder for decision in asked.decisions] == ["d", None]
+    assert text_only.log == ["placed", *silent.log]
+
+
 def test_a_cumulative_logprob_makes_the_decoder_report_log_probabilities(world: World) -> None:
     world.ask("with", returns=Returns(cumulative_logprob=True)).wait()
     settle()

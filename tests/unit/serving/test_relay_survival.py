@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from python_backend.generate import Returns
 from python_backend.stream import Chunk, DecodeJob
 from tests.unit.serving.conftest import StartRelay, settle
 from tests.unit.serving.fakes import Gate, World, chunk
@@ -84,6 +85,21 @@ def test_an_encode_that_hangs_in_a_dead_encoder_is_done_by_another(pools: World)
 
     assert client.wait()[-1] == "'' stop"
     assert [line for line in pools.stages.log if line.startswith("encode")] == ["encode a on e0", "encode a on e1"]
+    gate.open()
+    settle()
+
+
+def test_where_a_request_goes_on_is_told_again(pools: World) -> None:
+    gate = Gate()
+    pools.stages.encode_gates[b"a"] = gate
+    client = pools.ask("hello", b"a", returns=Returns(progress=True, decision=True))
+    gate.wait_reached()
+    del pools.stages.encode_gates[b"a"]
+
+    pools.relay.replica_died("e0")
+
+    assert client.wait()[:3] == ["placed", "placed", "encoded"]
+    assert [decision.encoders for decision in client.decisions if decision] == [("e0",), ("e1",)]
     gate.open()
     settle()
 
