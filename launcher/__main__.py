@@ -23,7 +23,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     from launcher.serve import plan_of, serve
 
     ports = (arguments.host, arguments.http_port, arguments.grpc_port, arguments.metrics_port)
-    return serve(plan_of(arguments.profile, arguments.checkpoint), ports, os.environ, _say)
+    plan = plan_of(arguments.profile, arguments.checkpoint)
+    return serve(plan, ports, os.environ, _say, arguments.health_port)
 
 
 def _up(arguments: argparse.Namespace) -> int:
@@ -113,6 +114,7 @@ def _add_serving(commands: Commands[argparse.ArgumentParser]) -> None:
     _add_plan_options(command)
     command.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     _add_server_ports(command)
+    command.add_argument("--health-port", type=_port, help="for a cluster's probes and its order to drain (none)")
     command.set_defaults(run=_serve)
 
     command = commands.add_parser("up", help="start the server and the gateway together")

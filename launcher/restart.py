@@ -92,8 +92,7 @@ class Restarter:
         Raises:
             RestartFailed: it refused, or does not answer.
         """
-        host = "127.0.0.1" if self._ports.host == "0.0.0.0" else self._ports.host
-        connection = http.client.HTTPConnection(host, self._ports.http, timeout=LOAD_TIMEOUT_S)
+        connection = http.client.HTTPConnection(self._ports.near_host, self._ports.http, timeout=LOAD_TIMEOUT_S)
         headers = {CONTROL_HEADER: self._control_key, "Content-Type": "application/json"}
         try:
             connection.request("POST", f"/v2/repository/models/{model}/{verb}", "{}", headers)

@@ -15,6 +15,7 @@ from types import FrameType
 
 from client import RelayClient, RelayClientError
 from launcher.links import measure
+from launcher.probes import grey_picture, health_of, probing
 from launcher.server import Server, ServerFailed, choose_ports
 from launcher.triton import find_triton
 from python_backend.checkpoint import PROJECT_ROOT, read_facts, resolve
@@ -83,7 +84,7 @@ def running(
     try:
         _wait(server, stopping)
         if not stopping.is_set():
-            answer_canary(f"{chosen.host}:{chosen.grpc}")
+            answer_canary(f"{chosen.near_host}:{chosen.grpc}")
             server.keep_alive()
             is_serving = True
             say(
@@ -103,13 +104,28 @@ def running(
         say("stopped")
 
 
-def serve(plan: Plan, ports: tuple[str, int, int, int], variables: Mapping[str, str], say: Say) -> int:
-    """Serves until SIGINT, SIGTERM or the server's death; the exit code."""
+def serve(
+    plan: Plan,
+    ports: tuple[str, int, int, int],
+    variables: Mapping[str, str],
+    say: Say,
+    health_port: int | None = None,
+) -> int:
+    """Serves until SIGINT, SIGTERM or the server's death; the exit code. With a health port, see `launcher.probes`."""
     stopping = threading.Event()
-    with _signals(stopping), running(plan, ports, variables, say, stopping=stopping) as server:
+    with (
+        _signals(stopping),
+        probing(ports[0], health_port) as probes,
+        running(plan, ports, variables, say, stopping=stopping) as server,
+    ):
+        if probes is not None and not stopping.is_set():
+            probes.attach(health_of(server), lambda: server.drain(plan.limits.drain_s))
+            say(f"health on http://{server.ports.near_host}:{probes.port}/health/ready")
         while not stopping.wait(0.2):
             if not server.is_running():
                 raise ServerFailed("tritonserver stopped by itself; see its last lines above")
+        if probes is not None:
+            probes.leave()
     return 0
 
 
@@ -119,13 +135,9 @@ def answer_canary(address: str) -> None:
     Raises:
         ServerFailed: no answer.
     """
-    from PIL import Image
-
-    picture = io.BytesIO()
-    Image.new("RGB", (32, 32), (128, 128, 128)).save(picture, "PNG")
     try:
         with RelayClient(address) as client:
-            client.ask("What is this?", images=[picture.getvalue()], max_tokens=1, deadline_s=CANARY_TIMEOUT_S)
+            client.ask("What is this?", images=[grey_picture()], max_tokens=1, deadline_s=CANARY_TIMEOUT_S)
     except RelayClientError as error:
         raise ServerFailed(f"the server is up but did not answer a question: {error}") from error
 

@@ -197,8 +197,7 @@ class Server:
 
     def _get(self, port: int, path: str) -> bytes | None:
         """The body of a 200 answer, else None."""
-        host = "127.0.0.1" if self.ports.host == "0.0.0.0" else self.ports.host
-        connection = http.client.HTTPConnection(host, port, timeout=5)
+        connection = http.client.HTTPConnection(self.ports.near_host, port, timeout=5)
         try:
             connection.request("GET", path)
             response = connection.getresponse()

@@ -37,6 +37,11 @@ class Ports:
     grpc: int
     metrics: int
 
+    @property
+    def near_host(self) -> str:
+        """The address for those on this machine."""
+        return "127.0.0.1" if self.host == "0.0.0.0" else self.host
+
 
 @dataclass(frozen=True, slots=True)
 class Keys:
@@ -61,9 +66,7 @@ def find_triton() -> Triton:
     package = Path(next(iter(spec.submodule_search_locations))) / "tritonserver"
     if not _stub(package).is_file():
         versions = sorted(path.name for path in (package / "python_backend_stubs").iterdir())
-        raise TritonMissing(
-            f"nvidia-pytriton has no stub for Python {_python()}; it has {', '.join(versions)}"
-        )
+        raise TritonMissing(f"nvidia-pytriton has no stub for Python {_python()}; it has {', '.join(versions)}")
     return Triton(package / "bin" / "tritonserver", package)
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from client.channel import DEFAULT_ADDRESS
 from client.errors import InvalidRequest
@@ -27,6 +28,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default=DEFAULT_ADDRESS, help="host:port of the server's gRPC port (%(default)s)")
     parser.add_argument(
         "--metrics-url", metavar="URL", help="Triton's metrics for the live panel, http://host:port/metrics"
+    )
+    default = Settings().drain_s
+    parser.add_argument(
+        "--drain-s", type=float, default=default, metavar="N", help="at stop, seconds for running answers (%(default)s)"
     )
     configure_listening(parser)
 
@@ -95,13 +100,14 @@ def run(arguments: argparse.Namespace) -> int:
         return _complain(f"{error.name} is missing: pip install 'vlm-relay[gateway]'", USAGE)
     try:
         settings = settings_from(arguments, arguments.url, arguments.metrics_url, os.environ)
+        settings = replace(settings, drain_s=arguments.drain_s)
         listener = bind(arguments.host, arguments.port)
     except (InvalidRequest, PortBusy) as error:
         return _complain(str(error), USAGE)
     host, port = listener.getsockname()[:2]
     logging.getLogger("client.gateway").setLevel(logging.INFO)  # one line per request
     _say(f"gateway on http://{host}:{port} for {settings.url}{'' if settings.api_keys else ', without API keys'}")
-    serve(create_app(settings), listener)
+    serve(create_app(settings), listener, settings.drain_s)
     _say("gateway stopped")
     return OK
 

@@ -29,6 +29,7 @@ class Settings:
     max_image_mib: int = 20  # the server's own default limit
     max_in_flight: int = 1024  # above the server's 128 served and 512 waiting: it refuses first
     deadline_s: float = 600.0  # for a request that sets none: nobody waits longer for an HTTP answer
+    drain_s: float = 30.0  # at stop, how long running answers may take to finish
     health_cache_s: float = 5.0  # a probe asks every few seconds, from several places
     health_timeout_s: float = 10.0
     image_hosts: frozenset[str] = frozenset()  # `host` or `host:port`; none: no address of an image is asked
