@@ -82,6 +82,7 @@ class DecodeTable(Table):
     cpus: CpuLists = ()
     threads: Positive = 2  # per replica
     dtype: Literal["float32", "bfloat16"] = "float32"
+    weights: Literal["plain", "int8"] = "plain"  # int8: half of bfloat16's memory traffic, rounded; on a CPU
     max_sequences: Positive = 32  # decoded together in one step
     max_waiting: Positive = 256  # accepted, not yet running
     step_tokens: Positive = 2048  # prefill and decode tokens in one step

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import mmap
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
 import torch
 
+from python_backend.decoder.memory import zeros
 from python_backend.weights import DecoderConfig
 
 
@@ -128,8 +127,7 @@ class BlockPool:
 class KeyValueCache:
     """The memory of all blocks, (layers, 2, num_blocks + 1, kv_heads, block_tokens, head), always finite.
 
-    The last block, `padding_block`, belongs to nobody: it fills block tables up to a common length, and padding
-    rows of a step are written there.
+    The last block, `padding_block`, belongs to nobody: it fills block tables up to a common length.
     """
 
     def __init__(
@@ -141,7 +139,7 @@ class KeyValueCache:
         device: torch.device,
     ) -> None:
         shape = (config.num_layers, 2, num_blocks + 1, config.num_kv_heads, block_tokens, config.head_width)
-        self._memory = _zeros(shape, dtype, device)
+        self._memory = zeros(shape, dtype, device)
         self.block_tokens = block_tokens
         self.padding_block = num_blocks
 
@@ -156,15 +154,6 @@ class KeyValueCache:
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero the blocks, so that a NaN in them reaches no later holder through masked positions."""
         self._memory[:, :, list(blocks)] = 0
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on a CPU in large pages where the system has them, which spares a page walk for every block."""
-    if device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def block_bytes(config: DecoderConfig, block_tokens: int, dtype: torch.dtype) -> int:

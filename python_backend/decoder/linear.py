@@ -1,22 +1,31 @@
-"""Matrix products with weights laid out once for the processor's matrix kernels."""
+"""Matrix products with weights, laid out once for the processor where that is possible.
+
+Shapes: n = rows, in and out = the channels of a weight.
+"""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
-Linear = Callable[[torch.Tensor], torch.Tensor]  # (n, in) to (n, out)
+from python_backend.decoder.memory import zeros
 
-# oneDNN's packed kernels take longer for one or two rows than for four.
-MIN_PACKED_ROWS = 4
+Linear = Callable[[torch.Tensor], torch.Tensor]  # (n, in) to (n, out)
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]  # of a weight (out, in) and a bias (out,)
+
+SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}  # of the functions in the C++ files
+PANEL_OUTPUTS = 32  # as in products.cpp
+GROUP_BYTES = 4
+INT8_LARGEST = 127
 
 
 @dataclass(frozen=True, slots=True)
 class PlainLinear:
-    """Inputs (n, in) times a weight (out, in), plus a bias (out,); any device and dtype."""
+    """Torch's product; any device and dtype."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
@@ -25,34 +34,65 @@ class PlainLinear:
         return functional.linear(inputs, self.weight, self.bias)
 
 
-@dataclass(frozen=True, slots=True)
-class PackedLinear:
-    """The same from a weight in oneDNN's own layout, which torch would otherwise make anew at every call.
+class NativeLinear:
+    """The product of `products.cpp`: at memory speed for few rows, and the same for a row whatever stands beside it."""
 
-    Twice as fast for few rows; see `benchmarks/decoder_step.py`.
-    """
-
-    packed: torch.Tensor  # opaque
-    bias: torch.Tensor | None = None
+    def __init__(self, library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._packed = pack(library, weight)
+        self._bias = bias
+        self._num_outputs, self._num_inputs = weight.shape
+        self._product = getattr(library, f"product_{SUFFIXES[weight.dtype]}")
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, self.packed, self.bias, "none", [], "")
-        return result
+        assert inputs.is_contiguous(), "a product reads past strides"
+        out = inputs.new_empty(len(inputs), self._num_outputs)
+        self._product(
+            inputs.data_ptr(),
+            self._packed.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+            len(inputs),
+            self._num_inputs,
+            self._num_outputs,
+            out.data_ptr(),
+        )
+        return out
 
 
-def can_pack(weight: torch.Tensor) -> bool:
-    """Whether a weight of this dtype and device has a packed layout here."""
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype in (torch.float32, torch.bfloat16)
-        and torch._C._has_mkldnn
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
+class Int8Linear:
+    """The product with weights of eight bits, a scale for each output; inputs are rounded so too, one scale a row."""
+
+    def __init__(self, library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        wide = weight.float()
+        self._steps = (wide.abs().amax(1) / INT8_LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
+        rounded = (wide / self._steps[:, None]).round().to(torch.int8)
+        self._totals = rounded.sum(1, dtype=torch.int32)
+        self._packed = pack(library, rounded)
+        self._bias = bias
+        self._num_outputs, self._num_inputs = weight.shape
+        self._product = getattr(library, f"product_int8_{SUFFIXES[weight.dtype]}")
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        assert inputs.is_contiguous(), "a product reads past strides"
+        out = inputs.new_empty(len(inputs), self._num_outputs)
+        self._product(
+            inputs.data_ptr(),
+            self._packed.data_ptr(),
+            self._steps.data_ptr(),
+            self._totals.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+            len(inputs),
+            self._num_inputs,
+            self._num_outputs,
+            out.data_ptr(),
+        )
+        return out
 
 
-def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    """The product with `weight` (out, in), packed where that is possible; keeps no plain copy then."""
-    if not can_pack(weight):
-        return PlainLinear(weight, bias)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), MIN_PACKED_ROWS)
-    return PackedLinear(packed, bias)
+def pack(library: ctypes.CDLL, weight: torch.Tensor) -> torch.Tensor:
+    """A weight (out, in) in the panels that `products.cpp` reads, as bytes."""
+    num_outputs, num_inputs = weight.shape
+    row_bytes = num_inputs * weight.dtype.itemsize
+    num_panels = -(-num_outputs // PANEL_OUTPUTS)
+    packed = zeros((num_panels * PANEL_OUTPUTS * row_bytes,), torch.uint8, weight.device)
+    library.pack(weight.contiguous().data_ptr(), num_outputs, row_bytes // GROUP_BYTES, packed.data_ptr())
+    return packed

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from python_backend.decoder.kernels import Kernels
 from python_backend.decoder.kv_cache import KeyValueCache
-from python_backend.decoder.linear import Linear, make_linear
-from python_backend.decoder.operators import Operators, attend_prompt, gather
+from python_backend.decoder.linear import Linear, MakeLinear
+from python_backend.decoder.operators import attend_prompt, gather
 from python_backend.weights import DecoderConfig, DecoderWeights, LayerWeights
 
 
@@ -36,7 +37,7 @@ class PromptSpan:
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """What one forward pass computes, on the model's device. Rows that stand in no group are padding."""
+    """What one forward pass computes, on the model's device."""
 
     inputs: torch.Tensor  # (n, w): embeddings of the tokens, images' features in their places; changed
     positions: torch.Tensor  # (n,), int64
@@ -49,25 +50,25 @@ class PackedStep:
 class Layer:
     """One layer's weights, ready for their products."""
 
-    def __init__(self, weights: LayerWeights) -> None:
+    def __init__(self, weights: LayerWeights, make_linear: MakeLinear) -> None:
         self.input_norm = weights.input_norm
         self.qkv = make_linear(weights.qkv, weights.qkv_bias)
         self.output = make_linear(weights.output, weights.output_bias)
         self.mlp_norm = weights.mlp_norm
-        self.gate_up = make_linear(weights.gate_up)
-        self.down = make_linear(weights.down)
+        self.gate_up = make_linear(weights.gate_up, None)
+        self.down = make_linear(weights.down, None)
 
 
 class LlamaModel:
     """The language model. Reads its weights only; writes the cache that it is given."""
 
-    def __init__(self, config: DecoderConfig, weights: DecoderWeights, operators: Operators) -> None:
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights, kernels: Kernels) -> None:
         self.config = config
-        self._operators = operators
+        self._operators = kernels.operators
         self._embedding = weights.embedding
         self._norm = weights.norm
-        self._head: Linear = make_linear(weights.head)
-        self._layers = [Layer(layer) for layer in weights.layers]
+        self._head: Linear = kernels.make_head(weights.head, None)
+        self._layers = [Layer(layer, kernels.make_linear) for layer in weights.layers]
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The embeddings of token ids, (n,) to (n, w)."""

@@ -1,4 +1,4 @@
-"""The operators of `operators.cpp`, compiled for the processor at hand when they are first needed."""
+"""The operators of the C++ files beside this one, compiled for the processor at hand when they are first needed."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from typing import Any
 
 import torch
 
+from python_backend.decoder.linear import SUFFIXES
 from python_backend.decoder.operators import rotary_tables
 from python_backend.weights import DecoderConfig
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("operators.cpp")
+FOLDER = Path(__file__).parent
+SOURCES = (FOLDER / "operators.cpp", FOLDER / "products.cpp")
+HEADERS = (FOLDER / "lanes.h",)
 CACHE = Path("~/.cache/vlm-relay")
 COMPILERS = ("g++", "clang++", "c++")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
 LANES = 16  # channels of a head come in groups of this many
 COMPILE_LIMIT_S = 120
-SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 _INTEGER, _REAL, _ADDRESS = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 _SIGNATURES: dict[str, list[type[ctypes._SimpleCData[Any]]]] = {
@@ -35,6 +37,8 @@ _SIGNATURES: dict[str, list[type[ctypes._SimpleCData[Any]]]] = {
     "add_and_norm": [*[_ADDRESS] * 4, *[_INTEGER] * 2, _REAL],
     "gate": [*[_ADDRESS] * 2, *[_INTEGER] * 2],
     "rotate_and_store": [*[_ADDRESS] * 5, *[_INTEGER] * 5, *[_ADDRESS] * 3],
+    "product": [*[_ADDRESS] * 3, *[_INTEGER] * 3, _ADDRESS],
+    "product_int8": [*[_ADDRESS] * 5, *[_INTEGER] * 3, _ADDRESS],
 }
 
 
@@ -45,11 +49,8 @@ class NativeOperators:
         self._config = config
         self._scale = config.head_width**-0.5
         self._cosine, self._sine = (table.contiguous() for table in rotary_tables(config, num_positions))
-        functions = []
-        for name, arguments in _SIGNATURES.items():
-            function = library[f"{name}_{SUFFIXES[dtype]}"]
-            function.argtypes, function.restype = arguments, None
-            functions.append(function)
+        names = ("attend_decodes", "add_and_norm", "gate", "rotate_and_store")
+        functions = [getattr(library, f"{name}_{SUFFIXES[dtype]}") for name in names]
         self._attend_decodes, self._add_and_norm, self._gate, self._rotate_and_store = functions
 
     def add_and_norm(self, hidden: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
@@ -148,7 +149,7 @@ def _check_contiguous(*tensors: torch.Tensor) -> None:
 def load_library() -> ctypes.CDLL | None:
     """The compiled operators; None where they cannot be built, with the reason in the log.
 
-    Compiling takes a second or two, once for each version of the source and each kind of processor.
+    Compiling takes a few seconds, once for each version of the source and each kind of processor.
     """
     compiler = next((path for path in map(shutil.which, COMPILERS) if path), None)
     if compiler is None:
@@ -158,18 +159,27 @@ def load_library() -> ctypes.CDLL | None:
         path = CACHE.expanduser() / f"operators-{_fingerprint(compiler)}.so"
         if not path.exists():
             _compile(compiler, path)
-        return ctypes.CDLL(str(path))
+        return _declare(ctypes.CDLL(str(path)))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: there is no home folder
         reason = getattr(error, "stderr", None) or error
         logger.warning("operators not compiled, the decoder runs on torch's: %s", reason)
         return None
 
 
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    library.pack.argtypes, library.pack.restype = [_ADDRESS, _INTEGER, _INTEGER, _ADDRESS], None
+    for name, arguments in _SIGNATURES.items():
+        for suffix in SUFFIXES.values():
+            function = getattr(library, f"{name}_{suffix}")
+            function.argtypes, function.restype = arguments, None
+    return library
+
+
 def _compile(compiler: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / path.name
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(built)]
+        command = [compiler, *FLAGS, *map(str, SOURCES), "-o", str(built)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_LIMIT_S)
         os.replace(built, path)  # whole or not at all, whoever else compiles it
     logger.info("operators compiled to %s", path)
@@ -177,7 +187,7 @@ def _compile(compiler: str, path: Path) -> None:
 
 def _fingerprint(compiler: str) -> str:
     """Of all that the compiled code depends on: source, flags, compiler, and the processor's abilities."""
-    digest = hashlib.sha256(SOURCE.read_bytes())
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in (*SOURCES, *HEADERS)))
     digest.update(repr((compiler, FLAGS, platform.machine(), _processor())).encode())
     return digest.hexdigest()[:16]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WEIGHTS = ("plain", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class EngineOptions:
 
     device: str = "cpu"
     dtype: str = "float32"  # exact, and what every processor has
+    weights: str = "plain"  # or "int8": half of bfloat16's memory traffic, and rounded; compiled operators only
     block_tokens: int = 16
     num_blocks: int | None = None
     kv_cache_bytes: int = 2**30
@@ -37,6 +39,8 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype {self.dtype!r}; allowed: {', '.join(DTYPES)}")
+        if self.weights not in WEIGHTS:
+            raise ValueError(f"weights {self.weights!r}; allowed: {', '.join(WEIGHTS)}")
         for name in ("block_tokens", "kv_cache_bytes", "max_sequences", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} {getattr(self, name)}; allowed: 1 or more")

@@ -9,11 +9,9 @@ from pathlib import Path
 import torch
 
 from python_backend.decoder.batch import Chunk
+from python_backend.decoder.kernels import choose_kernels
 from python_backend.decoder.kv_cache import KeyValueCache, block_bytes
-from python_backend.decoder.linear import MIN_PACKED_ROWS, can_pack
 from python_backend.decoder.model import DecodeGroup, LlamaModel, PackedStep, PromptSpan
-from python_backend.decoder.native import NativeOperators, can_run, load_library
-from python_backend.decoder.operators import Operators, TorchOperators
 from python_backend.decoder.options import EngineOptions
 from python_backend.decoder.sampling import Choice, choose_tokens
 from python_backend.errors import InternalError
@@ -39,9 +37,7 @@ class ModelRunner:
         limits = [self.config.max_position_tokens, self.num_blocks * options.block_tokens]
         self.context_tokens = min([*limits, options.context_tokens or limits[0]])
         weights = read_weights(checkpoint, self.config, dtype, device)
-        operators = make_operators(self.config, self.context_tokens, options)
-        self._min_rows = MIN_PACKED_ROWS if can_pack(weights.head) else 1
-        self._model = LlamaModel(self.config, weights, operators)
+        self._model = LlamaModel(self.config, weights, choose_kernels(self.config, self.context_tokens, options))
         self._cache = KeyValueCache(self.config, self.num_blocks, options.block_tokens, dtype, device)
         self._device = device
 
@@ -71,12 +67,11 @@ class ModelRunner:
         blocks = [
             chunk.sequence.blocks[position // size] for chunk in ordered for position in range(chunk.start, chunk.end)
         ]
-        num_padding = max(0, self._min_rows - len(positions))
         ends = _running_sum(chunk.num_tokens for chunk in ordered)
         return PackedStep(
-            inputs=self._inputs(ordered, num_padding),
-            positions=self._integers(positions + [0] * num_padding),
-            blocks=self._integers(blocks + [self._cache.padding_block] * num_padding),
+            inputs=self._inputs(ordered),
+            positions=self._integers(positions),
+            blocks=self._integers(blocks),
             decode=self._decode_group([chunk for chunk in ordered if is_decode(chunk)]),
             prompts=tuple(self._spans(ordered)),
             logit_rows=self._integers([end - 1 for chunk, end in zip(ordered, ends, strict=True) if chunk.gives_token]),
@@ -85,9 +80,9 @@ class ModelRunner:
     def _integers(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
-    def _inputs(self, ordered: list[Chunk], num_padding: int) -> torch.Tensor:
+    def _inputs(self, ordered: list[Chunk]) -> torch.Tensor:
         token_ids = [token_id for chunk in ordered for token_id in chunk.sequence.token_ids[chunk.start : chunk.end]]
-        inputs = self._model.embed(self._integers(token_ids + [0] * num_padding))
+        inputs = self._model.embed(self._integers(token_ids))
         row = 0
         for chunk in ordered:
             for span in chunk.sequence.spans:
@@ -114,16 +109,6 @@ class ModelRunner:
                 last = row + chunk.num_tokens
                 yield PromptSpan(row, last, chunk.start, self._integers(table))
             row += chunk.num_tokens
-
-
-def make_operators(config: DecoderConfig, num_positions: int, options: EngineOptions) -> Operators:
-    """The compiled operators where they are wanted and can be had, else torch's."""
-    device, dtype = torch.device(options.device), options.torch_dtype
-    if options.compile and device.type == "cpu" and can_run(config, dtype):
-        library = load_library()
-        if library is not None:
-            return NativeOperators(library, config, num_positions, dtype)
-    return TorchOperators(config, num_positions, device)
 
 
 def is_decode(chunk: Chunk) -> bool:

@@ -216,6 +216,7 @@ def _options(decode: DecodeTable, device: str) -> EngineOptions:
     return EngineOptions(
         device=device,
         dtype=decode.dtype,
+        weights=decode.weights,
         block_tokens=decode.block_tokens,
         kv_cache_bytes=decode.kv_cache_mib << 20,
         max_sequences=decode.max_sequences,

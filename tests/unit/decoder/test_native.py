@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from python_backend.decoder import native
-from python_backend.decoder.linear import PlainLinear, make_linear
+from python_backend.decoder.kernels import KernelsMissing, choose_kernels
+from python_backend.decoder.linear import Int8Linear, NativeLinear, PlainLinear
 from python_backend.decoder.native import NativeOperators, can_run, load_library
 from python_backend.decoder.operators import Operators, TorchOperators
 from python_backend.decoder.options import EngineOptions
-from python_backend.decoder.runner import make_operators
 from python_backend.weights import DecoderConfig, read_config
 
 TOLERANCES = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -142,21 +142,90 @@ def test_what_is_not_finite_stays_so_and_in_its_row(config: DecoderConfig, dtype
     assert gated.isfinite().flatten().tolist() == [True, False]
 
 
+ROWS = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 27, 65]
+
+
+@needs_compiler
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("num_rows", [4, 33])
-def test_packed_products_equal_plain_ones(dtype: torch.dtype, num_rows: int) -> None:
-    weight, bias = random(1, 24, 40, dtype=dtype), random(2, 24, dtype=dtype)
-    inputs = random(3, num_rows, 40, dtype=dtype)
+@pytest.mark.parametrize("shape", [(24, 40), (32, 64), (300, 38), (1000, 6)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_products_equal_torchs_for_any_number_of_rows(
+    dtype: torch.dtype, shape: tuple[int, int], has_bias: bool
+) -> None:
+    library = load_library()
+    assert library is not None
+    weight = random(1, *shape, dtype=dtype)
+    bias = random(2, shape[0], dtype=dtype) if has_bias else None
+    compiled, plain = NativeLinear(library, weight, bias), PlainLinear(weight, bias)
 
-    found, expected = make_linear(weight, bias)(inputs), PlainLinear(weight, bias)(inputs)
+    for num_rows in ROWS:
+        inputs = random(3, num_rows, shape[1], dtype=dtype)
+        tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-5
+        torch.testing.assert_close(compiled(inputs), plain(inputs), rtol=tolerance, atol=4 * tolerance)
 
-    torch.testing.assert_close(found, expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("kind", [NativeLinear, Int8Linear])
+def test_a_row_of_a_product_does_not_depend_on_its_neighbours(
+    dtype: torch.dtype, kind: type[NativeLinear] | type[Int8Linear]
+) -> None:
+    library = load_library()
+    assert library is not None
+    linear = kind(library, random(1, 300, 64, dtype=dtype), None)
+    inputs = random(3, 65, 64, dtype=dtype)
+
+    together = linear(inputs)
+
+    for num_rows in ROWS:
+        assert torch.equal(linear(inputs[:num_rows]), together[:num_rows])
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_int8_products_are_those_of_the_rounded_values(dtype: torch.dtype) -> None:
+    library = load_library()
+    assert library is not None
+    weight, bias = random(1, 70, 64, dtype=dtype), random(2, 70, dtype=dtype)
+    linear = Int8Linear(library, weight, bias)
+
+    for num_rows in ROWS:
+        inputs = random(3, num_rows, 64, dtype=dtype)
+        expected = rounded(inputs) @ rounded(weight).T + bias.double()
+        step = 0.1 if dtype == torch.bfloat16 else 1e-5  # a tie may be rounded either way
+        torch.testing.assert_close(linear(inputs).double(), expected, rtol=TOLERANCES[dtype], atol=step)
+
+
+def rounded(rows: torch.Tensor) -> torch.Tensor:
+    """Each row to the nearest of 255 steps between plus and minus its largest value."""
+    wide = rows.double()
+    steps = wide.abs().amax(1, keepdim=True) / 127
+    return (wide / steps).round() * steps
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", [NativeLinear, Int8Linear])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_product_with_what_is_not_finite_is_not_finite_in_that_row_only(
+    kind: type[NativeLinear] | type[Int8Linear], value: float
+) -> None:
+    library = load_library()
+    assert library is not None
+    inputs = random(3, 3, 64)
+    inputs[1, 7] = value
+
+    found = kind(library, random(1, 32, 64), None)(inputs)
+
+    assert found.isfinite().any(dim=1).tolist() == [True, False, True]
+    assert found.isfinite().all(dim=1).tolist() == [True, False, True]
 
 
 def test_shapes_and_dtypes_that_are_not_compiled_run_on_torch(config: DecoderConfig) -> None:
     assert not can_run(shaped(config, 4, 4, 24), torch.float32)
     assert not can_run(config, torch.float16)
-    assert isinstance(make_operators(config, POSITIONS, EngineOptions(compile=False)), TorchOperators)
+    kernels = choose_kernels(config, POSITIONS, EngineOptions(compile=False))
+    assert isinstance(kernels.operators, TorchOperators)
+    assert isinstance(kernels.make_linear(torch.ones(4, 4), None), PlainLinear)
 
 
 @pytest.mark.parametrize("compilers", [("no-such-compiler",), ("false",)])
@@ -167,7 +236,9 @@ def test_without_a_working_compiler_torchs_operators_are_used(
     monkeypatch.setattr(native, "CACHE", tmp_path)
     load_library.cache_clear()
     try:
-        assert isinstance(make_operators(config, POSITIONS, EngineOptions()), TorchOperators)
+        assert isinstance(choose_kernels(config, POSITIONS, EngineOptions()).operators, TorchOperators)
+        with pytest.raises(KernelsMissing, match=r"weights 'int8' need .* a C\+\+ compiler"):
+            choose_kernels(config, POSITIONS, EngineOptions(weights="int8"))
         assert not list(tmp_path.glob("*.so"))
     finally:
         load_library.cache_clear()
