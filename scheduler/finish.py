@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
+
 from scheduler.assignment import Assignment
 from scheduler.decision import CACHED, FAN_OUT, FINISH, ONLY, STICKY, TEXT, Alternative, Mode
 from scheduler.pools import Pools
@@ -22,33 +24,28 @@ class Choice:
     alternative: Alternative | None = None
 
 
-def least_finish(pools: Pools, pricing: Pricing, has_images: bool) -> tuple[int, Assignment | None]:
+def least_finish(pricing: Pricing, has_images: bool) -> tuple[int, Assignment | None]:
     """The decoder with the least price, the first of equals, and its encoders; the decoder is -1 if all are full.
 
     Decoders are looked at in the order of their bounds, only while a bound is below the best price so far.
     """
     bounds = pricing.bounds
-    least = min(bounds)
+    d = int(bounds.argmin())
+    least = bounds.item(d)
     if least == inf:
         return -1, None
-    d = bounds.index(least)
     if not has_images:
         return d, None
     best, best_d = pricing.assign(d), d
     best_s = pricing.price_s(d, best.side_s)
-    if best_s == least and d == 0:
+    if best_s == least:  # the others' bounds are higher, or they come later
         return best_d, best
-    waits_s, tails_s, rows, known = pricing.wait_s, pricing.tail_s, pools.row, pricing.side_bounds
-    candidates = [d for d, bound in enumerate(bounds) if bound <= best_s]
-    candidates.sort(key=bounds.__getitem__)
-    for d in candidates:
-        if bounds[d] > best_s:
+    candidates = np.flatnonzero(bounds <= best_s)
+    for d in candidates[bounds[candidates].argsort(kind="stable")].tolist():
+        bound = bounds.item(d)
+        if bound > best_s:
             break
-        side_s, wait_s = known.get(rows[d]), waits_s[d]
-        if side_s is None:
-            side_s = pricing.find_side_bound(d)
-        price_s = (side_s if side_s > wait_s else wait_s) + tails_s[d]
-        if price_s > best_s or (price_s == best_s and d >= best_d):
+        if bound == best_s and d > best_d:
             continue
         found = pricing.assign(d)
         price_s = pricing.price_s(d, found.side_s)
@@ -63,7 +60,7 @@ def choose(pools: Pools, pricing: Pricing, has_images: bool, modes: dict[str, Mo
     `modes` has the last mode by decoder device and is brought up to date: a mode is left only when the other
     one's encode side is cheaper by more than the share `hysteresis` of it.
     """
-    d, assignment = least_finish(pools, pricing, has_images)
+    d, assignment = least_finish(pricing, has_images)
     if assignment is None or d < 0:
         return Choice(d, None, "text", TEXT)
     place = pools.decoder_places[d]
@@ -103,6 +100,4 @@ def _reason(pricing: Pricing, assignment: Assignment, is_kept: bool) -> str:
         return CACHED
     if len(set(assignment.order)) > 1:
         return FAN_OUT
-    num_encoders = len(pricing.encoder_loads) - pricing.encoder_loads.count(None)
-    num_decoders = len(pricing.bounds) - pricing.bounds.count(inf)
-    return ONLY if num_encoders == num_decoders == 1 else FINISH
+    return ONLY if pricing.num_encoders == pricing.num_open == 1 else FINISH

@@ -6,11 +6,18 @@ Indices: e counts the encoders of the plan, d its decoders.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import inf
+
+import numpy as np
+import numpy.typing as npt
 
 from scheduler.cost import Costs
 from scheduler.plan import Link, Plan, Replica
 from scheduler.roofline import CPU, roofline
+
+Column = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.int64]
 
 ALL_DEVICES = "*"
 STAGES = ("encode", "transfer", "prefill", "decode")
@@ -53,6 +60,57 @@ def link_between(links: Mapping[frozenset[str], Link], one: Replica, other: Repl
     return links.get(frozenset((first, second))) or Link(first=first, second=second, link="unknown")
 
 
+@dataclass(slots=True)
+class Columns:
+    """What is fixed, by d, as arrays, or as one number where it is the same for all."""
+
+    step_s: Column | float  # of a decode step: its start, and per context token
+    context_s: Column | float
+    start_s: Column | float  # of a prefill: p0, p1, p2
+    token_s: Column | float
+    squared_s: Column | float
+    hop_s: Column | float
+    least_s: Column | float  # hop with a copy of one image from the nearest encoder, and from the next distance
+    next_s: Column | float
+    nearest: Nearest
+    one_image_s: list[Column]  # by e: hop with a copy of one image; and of the copy, start and per image
+    copy_start_s: list[Column]
+    copy_image_s: list[Column]
+    to_all_s: list[Column]  # e -> by d: hop with a copy of one image
+
+
+@dataclass(slots=True)
+class Nearest:
+    """Which encoders are nearest to each decoder; decoders with the same ones form a group."""
+
+    encoders: Indices  # of one group after the other
+    starts: Indices  # where each group begins
+    group: Indices  # by d
+    widest: int  # encoders of the largest group
+    single: Indices | None  # by d: the one nearest, if every decoder has but one
+
+    @staticmethod
+    def of(near: list[tuple[int, ...]]) -> Nearest:
+        """From the nearest encoders by d."""
+        groups = list(dict.fromkeys(near))
+        numbers = {each: number for number, each in enumerate(groups)}
+        is_single = all(len(each) == 1 for each in near)
+        return Nearest(
+            encoders=np.array([e for each in groups for e in each], dtype=np.int64),
+            starts=np.cumsum([0, *(len(each) for each in groups)], dtype=np.int64)[:-1],
+            group=np.array([numbers[each] for each in near], dtype=np.int64),
+            widest=max((len(each) for each in near), default=0),
+            single=np.array([each[0] for each in near], dtype=np.int64) if is_single else None,
+        )
+
+    def least(self, by_encoder: Column) -> Column:
+        """By d: the least of the values of its nearest encoders."""
+        if self.single is not None:
+            return by_encoder[self.single]
+        result: Column = np.minimum.reduceat(by_encoder[self.encoders], self.starts)[self.group]
+        return result
+
+
 class Pools:
     """What is fixed while a plan is served. Read-only, but for `scale`."""
 
@@ -88,6 +146,7 @@ class Pools:
         for d in range(len(self.decoders)):
             self._fill_transfer(d)
         self._compare_rows()
+        self.columns = self._columns()
 
     def index(self, stage: str, replica: str) -> int:
         """The index of a replica that does `stage`: an encoder for "encode", else a decoder.
@@ -108,8 +167,13 @@ class Pools:
         elif stage == "transfer":
             self._fill_transfer(index)
             self._compare_rows()
+            self.columns = self._columns()
         else:
             self.decode_rates[index] = self._decode_rates(index)
+            columns = self.columns
+            columns.step_s, columns.context_s, columns.start_s, columns.token_s, columns.squared_s = (
+                self._rate_columns()
+            )
 
     def _names(self, stage: str) -> list[str]:
         return self.encoders if stage == "encode" else self.decoders
@@ -155,3 +219,28 @@ class Pools:
             self.next_s.append(min((price for price in prices if price > least), default=inf))
             row = (self.hop_s[d], *self.start_s[d], *self.image_s[d])
             self.row.append(numbers.setdefault(row, len(numbers)))
+
+    def _columns(self) -> Columns:
+        step_s, context_s, start_s, token_s, squared_s = self._rate_columns()
+        return Columns(
+            step_s=step_s,
+            context_s=context_s,
+            start_s=start_s,
+            token_s=token_s,
+            squared_s=squared_s,
+            hop_s=_same_or_all(self.hop_s),
+            least_s=_same_or_all(self.least_s),
+            next_s=_same_or_all(self.next_s),
+            nearest=Nearest.of(self.near),
+            one_image_s=[np.array(row) for row in self.one_image_s],
+            copy_start_s=[np.array(row) for row in self.start_s],
+            copy_image_s=[np.array(row) for row in self.image_s],
+            to_all_s=[np.array([row[e] for row in self.one_image_s]) for e in range(len(self.encoders))],
+        )
+
+    def _rate_columns(self) -> list[Column | float]:
+        return [_same_or_all([rates[place] for rates in self.decode_rates]) for place in (0, 2, 4, 5, 6)]
+
+
+def _same_or_all(values: list[float]) -> Column | float:
+    return values[0] if values and values.count(values[0]) == len(values) else np.array(values)

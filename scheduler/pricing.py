@@ -7,105 +7,59 @@
     tail(d)          = prefill + decode
 
 Every term grows with the load that it looks at, so more load never makes a replica cheaper. `side` does not depend
-on d, nor `wait` and `tail` on e: `bound(d)` is therefore below every price of d, and most decoders need no look at
-their encoders at all.
+on d, nor `wait` and `tail` on e: `bounds[d]` is below every price of d, reckoned for all d at once, and most decoders
+need no look at their encoders at all. With one image of the usual size that no cache has, it is the price itself
+wherever the cheapest encoder is among the nearest or at the next distance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
-from operator import add
+
+import numpy as np
 
 from scheduler.assignment import Assignment, assign_known
+from scheduler.board import Board
 from scheduler.cost import IMAGE_TOKENS
 from scheduler.loads import Load, Loads, RequestShape
-from scheduler.pools import Pools
-
-STORE_FULL_S = 1000.0
-"""Charged for an encoder whose store has no slot left: chosen only when all are full, since it may refuse."""
+from scheduler.pools import Column
 
 
 class Pricing:
-    """The prices of one request under given loads. `limit` is how many sequences a decoder may hold."""
+    """The prices of one request under the loads that `board` follows."""
 
-    def __init__(self, pools: Pools, shape: RequestShape, loads: Loads, stall_weight: float) -> None:
-        self._pools = pools
+    def __init__(self, board: Board, shape: RequestShape, loads: Loads) -> None:
+        self._board, self._pools = board, board.pools
         self.shape = shape
         self._units = shape.image_units
-        self._stall_weight = stall_weight
-        self.decoder_loads = _available(pools.decoders, loads.decoders)
-        self.encoder_loads: list[Load | None] = []
-        self.first_s: list[float] = []  # e -> side(e, 1)
-        self.wait_s: list[float] = []  # by d
-        self.tail_s: list[float] = []
-        self.bounds: list[float] = []
-        self._least_side_s = 0.0
+        self.encoder_loads = board.encoder_loads
+        self.decoder_loads = board.decoder_loads
+        self.num_encoders, self.num_open = board.num_encoders, board.num_open  # available; with room for one more
         self.holders: dict[bytes, list[int]] = {}  # by key of an image: the encoders that have it
         self._with_images: set[int] = set()  # decoders that have an image of ours
-        # By row, for decoders of equal copy prices and images of unknown content: the best assignment, or a bound.
-        self._assigned: dict[int, Assignment] = {}
-        self.side_bounds: dict[int, float] = {}
-        self._least_first_s: float | None = None
-        if shape.num_images:
-            self.encoder_loads = _available(pools.encoders, loads.encoders)
-            self._look_at_encoders()
-            self._look_at_caches()
-            self._least_side_s = self._find_least_side()
+        self._assigned: dict[int, Assignment] = {}  # by row: the best for decoders of equal copy prices
+        self._first_s = board.sides_s(1, self._units)  # side(e, 1)
+        if shape.image_keys:
+            self._look_at_caches(loads)
+        self._look_at_decoders()
 
     # -- encoders -----------------------------------------------------------------------------------------
 
-    def _look_at_encoders(self) -> None:
-        """Fills `side_s(e, 1)` for all e: the same formula without its calls."""
-        units, pools, add_first = self._units, self._pools, self.first_s.append
-        for load, sharing, (batch_s, image_s, max_batch) in zip(
-            self.encoder_loads, pools.sharing, pools.encode_rates, strict=True
-        ):
-            if load is None:
-                add_first(inf)
-                continue
-            whole = load.pending_images * units + load.pending_tokens / IMAGE_TOKENS + units
-            seconds = batch_s * -(-whole // max_batch) + image_s * whole
-            if sharing and (beside := self._running_beside(sharing)):
-                seconds += beside * (batch_s * -(-units // max_batch) + image_s * units)
-            free = load.free_slots
-            add_first(seconds if free is None or free >= 1 else seconds + STORE_FULL_S)
-
-    def _look_at_caches(self) -> None:
+    def _look_at_caches(self, loads: Loads) -> None:
         """Fills `holders` and `_with_images`; the first stays empty where the keys say nothing."""
         keys = self.shape.image_keys
-        if not keys:
-            return
-        holders: dict[bytes, list[int]] = {key: [] for key in keys}
-        for e, load in enumerate(self.encoder_loads):
-            if load is not None and (cached := load.cached):
-                for key, found in holders.items():
-                    if key in cached:
-                        found.append(e)
-        for d, load in enumerate(self.decoder_loads):
+        holders = self._board.holders(loads, keys)
+        for d in self._board.caching:
+            load = self.decoder_loads[d]
             if load is not None and (cached := load.cached) and any(key in cached for key in holders):
                 self._with_images.add(d)
         if len(holders) < len(keys) or self._with_images or any(holders.values()):
             self.holders = holders
 
-    def _running_beside(self, decoders: list[int]) -> float:
-        """The sequences that run on an encoder's device, times the price of a second that one of them waits."""
-        loads = [self.decoder_loads[d] for d in decoders]
-        return self._stall_weight * sum([load.running for load in loads if load is not None])
-
     def side_s(self, e: int, num_images: int) -> float:
         """side(e, m): infinite for an encoder that is not available."""
-        load = self.encoder_loads[e]
-        if load is None:
-            return inf
-        batch_s, image_s, max_batch = self._pools.encode_rates[e]
-        own = num_images * self._units
-        whole = load.pending_images * self._units + load.pending_tokens / IMAGE_TOKENS + own
-        seconds = batch_s * -(-whole // max_batch) + image_s * whole
-        sharing = self._pools.sharing[e]
-        if sharing and (beside := self._running_beside(sharing)):
-            seconds += beside * (batch_s * -(-own // max_batch) + image_s * own)
-        return seconds + STORE_FULL_S if load.free_slots is not None and load.free_slots < num_images else seconds
+        return self._board.side_s(e, num_images, self._units)
 
     def ready_s(self, e: int, num_images: int) -> float:
         """Until encoder `e` has encoded `num_images` of ours: side(e, m) without the price of stalling."""
@@ -120,7 +74,7 @@ class Pricing:
         sharing = self._pools.sharing[e]
         if not sharing or num_images == 0:
             return 0.0
-        return self._encode_s(e, num_images * self._units) * self._running_beside(sharing)
+        return self._encode_s(e, num_images * self._units) * self._board.beside(sharing)
 
     def _encode_s(self, e: int, num_images: float) -> float:
         batch_s, image_s, max_batch = self._pools.encode_rates[e]
@@ -132,68 +86,103 @@ class Pricing:
         copied = pools.start_s[d][e] + num_images * self._units * pools.image_s[d][e] if num_images else 0.0
         return pools.hop_s[d] + copied
 
-    def _find_least_side(self) -> float:
+    def _find_least_side(self, num_new: int) -> float:
         """What no assignment to encoders, whichever the decoder, can undercut."""
-        shape = self.shape
-        num_new = shape.num_images
-        if self.holders:
-            num_new = sum([not found for found in self.holders.values()])
         if num_new == 0:
-            return min((self.side_s(e, 0) for e in range(len(self.encoder_loads))), default=inf)
-        least = min(self.first_s, default=inf)
-        if num_new == 1 or self.first_s.count(least) >= num_new:  # an encoder each, at one price
-            return least
-        return self._spread(list(self.first_s), num_new)
-
-    def _spread(self, following: list[float], num_images: int) -> float:
-        """The least that the dearest encoder costs when equal images go, one by one, to the cheapest."""
+            return _least(self._board.sides_s(0, self._units))[1]
+        first_s = self._first_s
+        if num_new == 1:
+            return _least(first_s)[1]
+        following = first_s.copy()  # the least that the dearest costs when images go, one by one, to the cheapest
         counts: dict[int, int] = {}
-        for _ in range(num_images - 1):
-            e = following.index(min(following))
+        e, price = _least(following)
+        if np.count_nonzero(following == price) >= num_new:  # an encoder each, at one price
+            return price
+        for _ in range(num_new - 1):
             counts[e] = count = counts.get(e, 1) + 1
             following[e] = self.side_s(e, count)
-        return min(following, default=inf)  # prices that are taken never fall
+            e, price = _least(following)
+        return price  # prices that are taken never fall
 
     # -- decoders -----------------------------------------------------------------------------------------
 
-    def look_at_decoders(self, limit: int, max_sequences: int) -> None:
+    def _look_at_decoders(self) -> None:
         """Fills wait, tail and bounds, by d; infinite for one that is gone or full."""
-        pools, shape = self._pools, self.shape
-        needed, max_tokens, prompt_tokens = shape.total_tokens, shape.max_tokens, shape.prompt_tokens
-        least_side, has_images = self._least_side_s, shape.num_images > 0
-        is_known = bool(self._with_images) or shape.prefix_key is not None
-        least_copy = pools.least_s if self._units == 1.0 else pools.hop_s
-        add_wait, add_tail, add_bound = self.wait_s.append, self.tail_s.append, self.bounds.append
-        for load, copy_s, hop_s, (step_s, weight_s, context_s, sequence_s, start_s, token_s, squared_s) in zip(
-            self.decoder_loads, least_copy, pools.hop_s, pools.decode_rates, strict=True
-        ):
-            if load is None or (running := load.running) >= limit:
-                add_wait(inf)
-                add_tail(inf)
-                add_bound(inf)
+        board, columns, shape = self._board, self._pools.columns, self.shape
+        needed, num_tokens = shape.total_tokens, shape.prompt_tokens
+        generate_s: Column = board.read_s + needed * columns.context_s
+        np.maximum(generate_s, board.compute_s, out=generate_s)
+        generate_s += columns.step_s
+        generate_s *= shape.max_tokens
+        self.wait_s: Column | None = None  # nobody waits anywhere
+        if board.has_excess or board.has_free_tokens:
+            with np.errstate(invalid="ignore"):
+                self.wait_s = generate_s * board.excess
+                if board.has_free_tokens:
+                    self.wait_s += generate_s * np.maximum((needed - board.free_tokens) / needed, 0.0)
+            self.wait_s[np.isnan(self.wait_s)] = inf
+        prefill_s = columns.start_s + (columns.token_s + columns.squared_s * num_tokens) * num_tokens
+        tail_s: Column = prefill_s + generate_s
+        self.tail_s = tail_s
+        side_s = self._side_bounds() if shape.num_images else None
+        if board.caching and (self._with_images or shape.prefix_key is not None):
+            self._look_at_caching(generate_s, side_s)
+        if side_s is None:
+            self.bounds: Column = tail_s if self.wait_s is None else self.wait_s + tail_s
+        else:
+            if self.wait_s is not None:
+                np.maximum(side_s, self.wait_s, out=side_s)
+            side_s += tail_s
+            self.bounds = side_s
+
+    def _side_bounds(self) -> Column:
+        """By d: below the encode side of every assignment."""
+        columns, first_s = self._pools.columns, self._first_s
+        num_new = self.shape.num_images if not self.holders else sum([not found for found in self.holders.values()])
+        least_side_s = self._find_least_side(num_new)
+        if self._units != 1.0:
+            return np.full(len(self.decoder_loads), least_side_s) + columns.hop_s
+        # All new images at the nearest encoders, or one at least at another.
+        most = -(-num_new // columns.nearest.widest)
+        sides_s = first_s if most <= 1 else self._board.sides_s(most, 1.0)
+        bounds_s = columns.nearest.least(sides_s)
+        bounds_s += columns.least_s
+        np.minimum(bounds_s, _least(first_s)[1] + columns.next_s, out=bounds_s)
+        if num_new > 1:
+            np.maximum(bounds_s, least_side_s + columns.least_s, out=bounds_s)
+        return self._with_holders(bounds_s, num_new, least_side_s) if self.holders else bounds_s
+
+    def _with_holders(self, new_s: Column, num_new: int, least_side_s: float) -> Column:
+        """The bounds where caches have some of the images; `new_s` for those that are new."""
+        columns, first_s = self._pools.columns, self._first_s
+        one_s = columns.nearest.least(first_s) + columns.least_s
+        np.minimum(one_s, _least(first_s)[1] + columns.next_s, out=one_s)
+        bounds_s = new_s if num_new else np.full(len(new_s), least_side_s) + columns.hop_s
+        for found in self.holders.values():
+            if found:
+                had_s = one_s
+                for e in found:
+                    had_s = np.minimum(had_s, self.side_s(e, 0) + columns.to_all_s[e])
+                np.maximum(bounds_s, had_s, out=bounds_s)
+        return bounds_s
+
+    def _look_at_caching(self, generate_s: Column, side_s: Column | None) -> None:
+        """The tails of decoders that have some of the prompt, and their encode sides without copies."""
+        for d in self._board.caching:
+            load = self.decoder_loads[d]
+            if load is None or not (load.cached or load.prefixes):
                 continue
-            read_s = weight_s + (load.pending_tokens + needed) * context_s
-            compute_s = (running + 1) * sequence_s
-            generate_s = max_tokens * (step_s + (read_s if read_s > compute_s else compute_s))
-            wait_s = 0.0 if running < max_sequences else generate_s * (running - max_sequences + 1) / max_sequences
-            if (free := load.free_kv_tokens) is not None and free < needed:
-                wait_s += generate_s * (needed - free) / needed
-            num_tokens = prompt_tokens
-            if is_known and (load.cached or load.prefixes):
-                num_tokens, num_cached = self._without_cached(load)
-                copy_s = hop_s if num_cached else copy_s
-            tail_s = start_s + (token_s + squared_s * num_tokens) * num_tokens + generate_s
-            add_wait(wait_s)
-            add_tail(tail_s)
-            if has_images and (side_s := least_side + copy_s) > wait_s:
-                add_bound(side_s + tail_s)
-            else:
-                add_bound(wait_s + tail_s)
+            num_tokens, num_cached = self._without_cached(load)
+            start_s, token_s, squared_s = self._pools.decode_rates[d][-3:]
+            self.tail_s[d] = start_s + (token_s + squared_s * num_tokens) * num_tokens + generate_s[d]
+            if num_cached and side_s is not None:
+                num_new = sum([not found for found in self.holders.values()])
+                side_s[d] = self._find_least_side(num_new) + self._pools.hop_s[d]
 
     def _without_cached(self, load: Load) -> tuple[int, int]:
         """Prompt tokens that a decoder must still compute, and how many of the images it has."""
         shape = self.shape
-        num_cached = sum(key in load.cached for key in shape.image_keys)
+        num_cached = sum([key in load.cached for key in shape.image_keys]) if load.cached else 0
         saved = num_cached * shape.image_tokens
         if shape.prefix_key is not None and shape.prefix_key in load.prefixes:
             saved = max(saved, shape.prefix_tokens)
@@ -206,10 +195,14 @@ class Pricing:
         start_s, token_s, squared_s = self._pools.decode_rates[d][-3:]
         return start_s + (token_s + squared_s * num_tokens) * num_tokens
 
+    def waiting_s(self, d: int) -> float:
+        """wait(d)."""
+        return 0.0 if self.wait_s is None else self.wait_s.item(d)
+
     def price_s(self, d: int, side_s: float) -> float:
         """The whole price on decoder `d` with that encode side (0 without images)."""
-        wait_s = self.wait_s[d]
-        return (side_s if side_s > wait_s else wait_s) + self.tail_s[d]
+        wait_s = 0.0 if self.wait_s is None else self.wait_s.item(d)
+        return (side_s if side_s > wait_s else wait_s) + self.tail_s.item(d)
 
     # -- assignments --------------------------------------------------------------------------------------
 
@@ -222,7 +215,9 @@ class Pricing:
         if only is not None or without or d in self._with_images:
             following = self._following(d)
             if only is not None:
-                following = [price if e in only else inf for e, price in enumerate(following)]
+                allowed = following[list(only)]
+                following = np.full(len(following), inf)
+                following[list(only)] = allowed
             for e in without:
                 following[e] = inf
             return self._assign(d, following)
@@ -230,65 +225,46 @@ class Pricing:
         found = self._assigned.get(row)
         if found is None:
             found = self._assigned[row] = self._assign(d, self._following(d))
-            self.side_bounds[row] = found.side_s
         return found
 
-    def _assign(self, d: int, following: list[float]) -> Assignment:
-        return assign_known(self, d, following) if self.holders else self._assign_equal(d, following)
+    def _assign(self, d: int, following: Column) -> Assignment:
+        return assign_known(self, d, following.tolist()) if self.holders else self._assign_equal(d, following)
 
-    def _assign_equal(self, d: int, following: list[float]) -> Assignment:
+    def _assign_equal(self, d: int, following: Column) -> Assignment:
         """`assign` for images of which no cache knows anything."""
         num_images = self.shape.num_images
-        counts: dict[int, int] = {}
-        prices: dict[int, float] = {}
-        order: list[int] = []
-        price = min(following, default=inf)
-        if num_images > 1 and price < inf and following.count(price) >= num_images:  # an encoder each, at one price
-            order = [e for e, each in enumerate(following) if each == price][:num_images]
-            return Assignment(
-                order, dict.fromkeys(order, 1), dict.fromkeys(order, 1), dict.fromkeys(order, price), price
-            )
+        e, price = _least(following)
+        if price == inf:
+            return Assignment([0] * num_images, {}, {}, {}, inf)
+        if num_images == 1:
+            counts = {e: 1}
+            return Assignment([e], counts, counts, {e: price}, price)
+        if np.count_nonzero(following == price) >= num_images:  # an encoder each, at one price
+            order = np.flatnonzero(following == price)[:num_images].tolist()
+            counts = dict.fromkeys(order, 1)
+            return Assignment(order, counts, counts, dict.fromkeys(order, price), price)
+        counts, prices, order = {}, {}, []
         for place in range(num_images):
-            price = min(following, default=inf)
-            if price == inf:
-                return Assignment([0] * num_images, {}, {}, {}, inf)
-            e = following.index(price)
+            if place:
+                following[e] = self.side_s(e, counts[e] + 1) + self.copy_s(e, d, counts[e] + 1)
+                e, price = _least(following)
             order.append(e)
             prices[e] = price
-            counts[e] = count = counts.get(e, 0) + 1
-            if place + 1 < num_images:
-                following[e] = self.side_s(e, count + 1) + self.copy_s(e, d, count + 1)
+            counts[e] = counts.get(e, 0) + 1
         # Prices that are taken never fall: the last is the dearest.
         return Assignment(order, counts, counts, prices, price)
 
-    def find_side_bound(self, d: int) -> float:
-        """What no assignment for `d` undercuts, by near encoders, the next, and those that have an image.
-
-        Noted in `side_bounds` for all decoders of its row; 0 where a decoder itself has an image.
-        """
-        bound = 0.0
-        if not self._with_images and self._units == 1.0:
-            pools, first = self._pools, self.first_s
-            if self._least_first_s is None:
-                self._least_first_s = min(first)
-            near_s = min([first[e] for e in pools.near[d]]) + pools.least_s[d]
-            next_s = self._least_first_s + pools.next_s[d]
-            new_s = near_s if near_s < next_s else next_s
-            bound = 0.0 if self.holders else new_s
-            for found in self.holders.values():
-                had_s = [self.side_s(e, 0) + self.copy_s(e, d, 1) for e in found]
-                bound = max(bound, min([new_s, *had_s]))
-        self.side_bounds[self._pools.row[d]] = bound
-        return bound
-
-    def _following(self, d: int) -> list[float]:
+    def _following(self, d: int) -> Column:
         """By e: the price of the first image there."""
-        if self._units == 1.0:
-            return list(map(add, self.first_s, self._pools.one_image_s[d]))
-        return [first + self.copy_s(e, d, 1) for e, first in enumerate(self.first_s)]
+        columns = self._pools.columns
+        copy_s = columns.one_image_s[d]
+        if self._units != 1.0:
+            copy_s = self._pools.hop_s[d] + (columns.copy_start_s[d] + self._units * columns.copy_image_s[d])
+        result: Column = self._first_s + copy_s
+        return result
 
 
-def _available(names: list[str], loads: Mapping[str, Load]) -> list[Load | None]:
-    """By index; None for a replica that is not available."""
-    found = map(loads.get, names)
-    return [load if load is not None and load.is_available else None for load in found]
+def _least(column: Column) -> tuple[int, float]:
+    """The first of the least, and its value."""
+    index = int(column.argmin())
+    return index, column.item(index)

@@ -7,6 +7,7 @@ from math import inf
 
 from scheduler.article import ArticleRule
 from scheduler.assignment import Assignment
+from scheduler.board import Board
 from scheduler.cost import Costs
 from scheduler.decision import ARTICLE, TEXT, Decision, Mode, NoReplica, StageChoice, StagesFull
 from scheduler.estimate import RunningEstimate
@@ -36,6 +37,7 @@ class Router:
         self._modes: dict[str, Mode] = {}
         self._estimates: dict[tuple[str, str], RunningEstimate] = {}
         self._limit = plan.decode.max_sequences + plan.decode.max_waiting
+        self._board = Board(self._pools, self._limit, plan.decode.max_sequences, plan.schedule.stall_weight)
 
     def idle(self) -> Loads:
         """Loads of a server that has nothing to do, for its owner to keep current."""
@@ -77,6 +79,7 @@ class Router:
         estimate = self._estimates.get((stage, replica), RunningEstimate()).updated(predicted_s, observed_s)
         self._estimates[stage, replica] = estimate
         self._pools.scale(stage, index, estimate.factor)
+        self._board.rates_changed(stage, index)
 
     def factor(self, stage: str, replica: str) -> float:
         """How many times longer than by its cost function a stage of a replica takes, as observed so far."""
@@ -85,14 +88,14 @@ class Router:
     # -- prices -------------------------------------------------------------------------------------------
 
     def _priced(self, shape: RequestShape, loads: Loads) -> Pricing:
-        pricing = Pricing(self._pools, shape, loads, self._plan.schedule.stall_weight)
+        board = self._board
+        board.follow(loads)
         what = "device " if self.policy == "article" else ""
-        if not any(pricing.decoder_loads):
+        if not board.num_decoders:
             raise NoReplica(f"no decoder {what}available" if what else "no decoder is available")
-        if shape.num_images and not any(pricing.encoder_loads):
+        if shape.num_images and not board.num_encoders:
             raise NoReplica(f"no encoder {what}available" if what else "no encoder is available")
-        pricing.look_at_decoders(self._limit, self._plan.decode.max_sequences)
-        return pricing
+        return Pricing(board, shape, loads)
 
     def _full(self, shape: RequestShape, pricing: Pricing) -> StagesFull:
         """Says how full, and when the first place is predicted to become free."""
@@ -118,7 +121,8 @@ class Router:
             num_full = sum(load is not None for load in pricing.encoder_loads)
             raise StagesFull(f"no encoder device available: all {num_full} are full", SHORTEST_RETRY_S)
         able = [
-            load if bound < inf else None for load, bound in zip(pricing.decoder_loads, pricing.bounds, strict=True)
+            load if bound < inf else None
+            for load, bound in zip(pricing.decoder_loads, pricing.bounds.tolist(), strict=True)
         ]
         decoder = self._article.decoder(able, encoder[0] if encoder else None)
         if decoder is None:
@@ -167,7 +171,7 @@ class Router:
             encode_s=encode_s,
             transfer_s=transfer_s,
             stall_s=stall_s,
-            wait_s=pricing.wait_s[d],
+            wait_s=pricing.waiting_s(d),
             prefill_s=pricing.prefill_s(d),
             finish_s=finish_s,
             running=load.running if load is not None else 0,

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scheduler.board import Board
 from scheduler.cost import Costs, EncodeCost, TransferCost
 from scheduler.decision import Decision, NoReplica, StagesFull
 from scheduler.finish import least_finish
@@ -92,9 +93,9 @@ def pools_of(placed: Plan) -> Pools:
 
 def priced(placed: Plan, now: Loads, shape: RequestShape) -> Pricing:
     """All prices of a request."""
-    pricing = Pricing(pools_of(placed), shape, now, stall_weight=1.0)
-    pricing.look_at_decoders(12, 8)
-    return pricing
+    board = Board(pools_of(placed), limit=12, max_sequences=8, stall_weight=1.0)
+    board.follow(now)
+    return Pricing(board, shape, now)
 
 
 @st.composite
@@ -122,7 +123,7 @@ def test_leaving_decoders_out_by_their_bound_leaves_out_no_better_one(
             everything.append((pricing.price_s(d, side_s), d))
             assert pricing.bounds[d] <= pricing.price_s(d, side_s)
 
-    d, assignment = least_finish(pools_of(world[0]), pricing, shape.num_images > 0)
+    d, assignment = least_finish(pricing, shape.num_images > 0)
 
     found = (pricing.price_s(d, assignment.side_s if assignment else 0.0), d) if d >= 0 else None
     assert found == (min(everything) if everything else None)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from scheduler.decision import Decision
-from scheduler.ledger import Ledger
+from scheduler.decision import Decision, NoReplica, StagesFull
+from scheduler.ledger import Ledger, Place
 from scheduler.loads import Load, Loads, RequestShape
+from scheduler.profile import DecodeTable
+from scheduler.routing import Router
+from tests.unit.decisions.worlds import COSTS, plan
 
 SPREAD = Decision(("e0", "e1", "e0"), "d0", "split", "cost", "fan_out")
 SHAPE = RequestShape(3, 1800, 200, image_keys=(b"cat", b"dog", b"owl"))
@@ -63,3 +68,49 @@ def test_it_knows_which_encoder_has_an_image_until_the_store_drops_it() -> None:
     kept.set_available("e0", False)
     assert kept.loads.holders == {b"dog": {"e1"}}
     assert not kept.loads.encoders["e0"].is_available
+
+
+events = st.lists(
+    st.tuples(
+        st.sampled_from(["take", "encoded", "give back", "die", "return"]),
+        st.integers(0, 5),
+        st.integers(0, 3),
+        st.sampled_from([288, 576, 1152]),
+    ),
+    max_size=20,
+)
+
+
+@given(st.sampled_from([(2, 2), (1, 3)]), st.booleans(), events)
+@settings(deadline=None)  # other work shares the CPU
+def test_a_router_that_is_told_of_changes_decides_as_one_that_looks_at_everything(
+    sizes: tuple[int, int], is_hybrid: bool, happened: list[tuple[str, int, int, int]]
+) -> None:
+    devices = [f"cuda:{n}" for n in range(4)]
+    decoders = devices[: sizes[1]] if is_hybrid else devices[-sizes[1] :]
+    placed = plan(devices[: sizes[0]], decoders, decode=DecodeTable(max_sequences=2, max_waiting=2), hysteresis=0.0)
+    told, kept = Router(placed, COSTS), Ledger(Router(placed, COSTS).idle())
+    names = [*kept.loads.encoders, *kept.loads.decoders]
+    places: list[Place] = []
+    for what, at, num_images, image_tokens in happened:
+        keys = tuple(f"{(at + n) % 5}".encode() for n in range(num_images)) if at < 4 else ()
+        shape = RequestShape(num_images, 64 + image_tokens * num_images, 128, image_tokens, keys)
+        every = Loads(kept.loads.encoders, kept.loads.decoders)
+        decisions = [
+            decided(router, shape, loads) for router, loads in ((told, kept.loads), (Router(placed, COSTS), every))
+        ]
+        assert decisions[0] == decisions[1]
+        if what == "take" and decisions[0] is not None:
+            places.append(kept.take(decisions[0], shape))
+        elif what in ("die", "return"):
+            kept.set_available(names[at % len(names)], what == "return")
+        elif places:
+            (kept.note_encoded if what == "encoded" else kept.give_back)(places[at % len(places)])
+
+
+def decided(router: Router, shape: RequestShape, loads: Loads) -> Decision | None:
+    """None where there can be no decision."""
+    try:
+        return router.decide(shape, loads)
+    except (NoReplica, StagesFull):
+        return None

@@ -1,0 +1,173 @@
+"""Loads as columns: what a price takes from every replica, reckoned again only where a load has changed.
+
+A decision reads whole columns at once and so costs little more on hundreds of replicas than on two.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+import numpy as np
+
+from scheduler.cost import IMAGE_TOKENS
+from scheduler.loads import NOTHING, Load, Loads
+from scheduler.pools import Column, Pools
+
+STORE_FULL_S = 1000.0
+"""Charged for an encoder whose store has no slot left: chosen only when all are full, since it may refuse."""
+
+MOST_KEPT = 16
+"""Columns of encode prices that are kept, by size and number of images; with more, the oldest makes room."""
+
+
+class Board:
+    """The loads of one server by index: e counts encoders, d decoders. Owned by its router.
+
+    `limit` is how many sequences a decoder may hold, `max_sequences` how many of them run.
+    """
+
+    def __init__(self, pools: Pools, limit: int, max_sequences: int, stall_weight: float) -> None:
+        num_encoders, num_decoders = len(pools.encoders), len(pools.decoders)
+        self.pools = pools
+        self.encoder_loads: list[Load | None] = [None] * num_encoders  # None: not available
+        self.decoder_loads: list[Load | None] = [None] * num_decoders
+        self.num_encoders = self.num_decoders = 0  # available
+        # Of a decode step, by d: reading weights and contexts, computing; then how far beyond its batch a decoder is.
+        self.read_s = np.full(num_decoders, inf)  # infinite: gone or full
+        self.compute_s = np.zeros(num_decoders)
+        self.excess = np.zeros(num_decoders)
+        self.free_tokens = np.full(num_decoders, inf)  # infinite: not known
+        self.num_open = 0  # decoders that may take one more
+        self.has_excess = self.has_free_tokens = False
+        self.caching: set[int] = set()  # decoders that may have images or prefixes
+        self._limit, self._max_sequences, self._stall_weight = limit, max_sequences, stall_weight
+        # By size and number of images: a column of prices, and the encoders at which it is out of date.
+        self._side_s: dict[tuple[float, int], tuple[Column, set[int]]] = {}
+        self._loads: Loads | None = None
+        self._e = {name: index for index, name in enumerate(pools.encoders)}
+        self._d = {name: index for index, name in enumerate(pools.decoders)}
+        self._num_excess = self._num_known = 0
+
+    def follow(self, loads: Loads) -> None:
+        """Brings the columns up to date, and empties `loads.changed`; without that, everything is looked at."""
+        changed = loads.changed
+        if loads is self._loads and changed is not None:
+            for name in changed:
+                d = self._d.get(name)
+                if d is not None:
+                    self._look_at_decoder(d, loads)
+            for name in changed:
+                e = self._e.get(name)
+                if e is not None:
+                    self._look_at_encoder(e, loads)
+            changed.clear()
+            return
+        self._loads = loads
+        for d in range(len(self.decoder_loads)):
+            self._look_at_decoder(d, loads)
+        for e in range(len(self.encoder_loads)):
+            self._look_at_encoder(e, loads)
+        if changed is not None:
+            changed.clear()
+
+    def rates_changed(self, stage: str, index: int) -> None:
+        """The pools reckon with another speed of a replica."""
+        if stage == "encode":
+            self._reckon(index)
+        elif self._loads is not None:
+            self._look_at_decoder(index, self._loads)
+
+    def sides_s(self, num_images: int, units: float) -> Column:
+        """By e: `side_s`. Not to be changed."""
+        found = self._side_s.get((units, num_images))
+        if found is None:
+            if len(self._side_s) >= MOST_KEPT:
+                del self._side_s[next(iter(self._side_s))]
+            values = [self.side_s(e, num_images, units) for e in range(len(self.encoder_loads))]
+            found = self._side_s[units, num_images] = (np.array(values, dtype=np.float64), set())
+        column, outdated = found
+        if outdated:
+            for e in outdated:
+                column[e] = self.side_s(e, num_images, units)
+            outdated.clear()
+        return column
+
+    def side_s(self, e: int, num_images: int, units: float) -> float:
+        """Until encoder `e` has encoded so many more images, with the price of stalling; infinite if it is gone."""
+        load = self.encoder_loads[e]
+        if load is None:
+            return inf
+        batch_s, image_s, max_batch = self.pools.encode_rates[e]
+        own = num_images * units
+        whole = load.pending_images * units + load.pending_tokens / IMAGE_TOKENS + own
+        seconds = batch_s * -(-whole // max_batch) + image_s * whole
+        sharing = self.pools.sharing[e]
+        if sharing and (beside := self.beside(sharing)):
+            seconds += beside * (batch_s * -(-own // max_batch) + image_s * own)
+        return seconds + STORE_FULL_S if load.free_slots is not None and load.free_slots < num_images else seconds
+
+    def beside(self, decoders: list[int]) -> float:
+        """The sequences that run on decoders of one device, times the price of a second that one of them waits."""
+        running = 0
+        for d in decoders:
+            load = self.decoder_loads[d]
+            if load is not None:
+                running += load.running
+        return self._stall_weight * running
+
+    def _look_at_encoder(self, e: int, loads: Loads) -> None:
+        load = loads.encoders.get(self.pools.encoders[e])
+        if load is not None and not load.is_available:
+            load = None
+        self.num_encoders += (load is not None) - (self.encoder_loads[e] is not None)
+        self.encoder_loads[e] = load
+        self._reckon(e)
+
+    def _reckon(self, e: int) -> None:
+        for _, outdated in self._side_s.values():
+            outdated.add(e)
+
+    def _look_at_decoder(self, d: int, loads: Loads) -> None:
+        load = loads.decoders.get(self.pools.decoders[d])
+        if load is not None and not load.is_available:
+            load = None
+        self.num_decoders += (load is not None) - (self.decoder_loads[d] is not None)
+        self.num_open -= self.read_s[d] < inf
+        self._num_excess -= self.excess[d] > 0
+        self._num_known -= self.free_tokens[d] < inf
+        self.decoder_loads[d] = load
+        if load is None or load.running >= self._limit:
+            self.read_s[d], self.excess[d], self.free_tokens[d] = inf, 0.0, inf
+        else:
+            _, weight_s, context_s, sequence_s = self.pools.decode_rates[d][:4]
+            self.read_s[d] = weight_s + load.pending_tokens * context_s
+            self.compute_s[d] = (load.running + 1) * sequence_s
+            over = load.running - self._max_sequences + 1
+            self.excess[d] = over / self._max_sequences if over > 0 else 0.0
+            self.free_tokens[d] = inf if load.free_kv_tokens is None else load.free_kv_tokens
+            self.num_open += 1
+        self._num_excess += self.excess[d] > 0
+        self._num_known += self.free_tokens[d] < inf
+        self.has_excess, self.has_free_tokens = self._num_excess > 0, self._num_known > 0
+        if load is not None and (load.cached is not NOTHING or load.prefixes is not NOTHING):
+            self.caching.add(d)
+        else:
+            self.caching.discard(d)
+        for e in self.pools.own[d]:
+            self._reckon(e)
+
+    def holders(self, loads: Loads, keys: tuple[bytes, ...]) -> dict[bytes, list[int]]:
+        """By key of an image: the available encoders that have it."""
+        found: dict[bytes, list[int]] = {key: [] for key in keys}
+        if loads.holders is not None:
+            for key, having in found.items():
+                names = loads.holders.get(key)
+                if names:
+                    having += sorted(e for e in map(self._e.__getitem__, names) if self.encoder_loads[e] is not None)
+            return found
+        for e, load in enumerate(self.encoder_loads):
+            if load is not None and (cached := load.cached):
+                for key, having in found.items():
+                    if key in cached:
+                        having.append(e)
+        return found
