@@ -212,6 +212,8 @@ class Pricing:
         For equal images the dearest encoder is then as cheap as it can be. `only` and `without` restrict the
         choice; `side_s` is infinite when no encoder is left.
         """
+        if only is not None and len(only) == 1 and not self.holders:
+            return self._assign_all(d, only[0])
         if only is not None or without or d in self._with_images:
             following = self._following(d)
             if only is not None:
@@ -226,6 +228,13 @@ class Pricing:
         if found is None:
             found = self._assigned[row] = self._assign(d, self._following(d))
         return found
+
+    def _assign_all(self, d: int, e: int) -> Assignment:
+        """Every image to one encoder."""
+        num_images = self.shape.num_images
+        price = self.side_s(e, num_images) + self.copy_s(e, d, num_images)
+        counts = {e: num_images}
+        return Assignment([e] * num_images, counts, counts, {e: price}, price)
 
     def _assign(self, d: int, following: Column) -> Assignment:
         return assign_known(self, d, following.tolist()) if self.holders else self._assign_equal(d, following)
