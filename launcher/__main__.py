@@ -61,9 +61,12 @@ def _load(arguments: argparse.Namespace) -> int:
 
 
 def _build(arguments: argparse.Namespace) -> int:
-    from launcher.serve import build, plan_of
+    from launcher.build import build
+    from launcher.serve import plan_of
 
-    _say(f"current: {build(plan_of(arguments.profile, arguments.checkpoint), _say, arguments.force)}")
+    plan = plan_of(arguments.profile, arguments.checkpoint)
+    for path in build(plan, _say, arguments.force, arguments.target, os.environ):
+        _say(f"current: {path}")
     return 0
 
 
@@ -158,9 +161,11 @@ def _add_planning(commands: Commands[argparse.ArgumentParser]) -> None:
     import scheduler.__main__ as render
     import scheduler.topology.command as topology
 
-    command = commands.add_parser("build", help="export the vision encoder ahead of time")
+    command = commands.add_parser("build", help="build the vision encoder ahead of time: ONNX graph, TensorRT engine")
     _add_plan_options(command)
-    command.add_argument("--force", action="store_true", help="export also when a current one is there")
+    command.add_argument("--force", action="store_true", help="build also when a current one is there")
+    targets = "auto is what the profile's encode.runtime needs; tensorrt needs the GPU that will run it"
+    command.add_argument("--target", choices=("auto", "onnx", "tensorrt"), default="auto", help=targets)
     command.set_defaults(run=_build)
 
     command = commands.add_parser("plan", help="show where a profile's replicas go, and why")

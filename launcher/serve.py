@@ -14,11 +14,12 @@ from pathlib import Path
 from types import FrameType
 
 from client import RelayClient, RelayClientError
+from launcher.build import build, engine_files, fit_engine
 from launcher.links import measure
 from launcher.probes import grey_picture, health_of, probing
 from launcher.server import Server, ServerFailed, choose_ports
 from launcher.triton import find_triton
-from python_backend.checkpoint import PROJECT_ROOT, read_facts, resolve
+from python_backend.checkpoint import PROJECT_ROOT
 from scheduler.deployment import plan_for
 from scheduler.plan import Plan
 from scheduler.profile import Profile, read_profile
@@ -41,22 +42,6 @@ def plan_of(profile_path: Path, checkpoint: str | None) -> Plan:
     return plan_for(profile, profile_path)
 
 
-def build(plan: Plan, say: Say, is_forced: bool = False) -> Path:
-    """Exports the encoder unless a current one is there; its path."""
-    facts = read_facts(resolve(plan.checkpoint))
-    artifacts = resolve(plan.artifacts)
-    from python_backend.vision import export  # torch: seconds to import
-
-    if not is_forced and export.is_current(facts, artifacts):
-        return artifacts / export.ONNX_FILE
-    say(f"exporting the vision encoder of {facts.path} (once per checkpoint)")
-    began = time.monotonic()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        path = export.export(facts, artifacts)
-    say(f"exported and verified in {time.monotonic() - began:.1f} s: {path}")
-    return path
-
-
 @contextlib.contextmanager
 def running(
     plan: Plan,
@@ -76,10 +61,11 @@ def running(
     chosen = choose_ports(*ports)
     variables = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **variables}  # nvidia-smi's numbers, as the plan has them
     plan = measure(plan, variables, say)
-    build(plan, say)
+    plan = fit_engine(plan)
+    files = engine_files(plan, build(plan, say, variables=variables))
     say(f"starting tritonserver with {', '.join(r.name for r in (*plan.encoders, *plan.decoders))}")
     began = time.monotonic()
-    server = Server(plan, triton, chosen, variables, log or sys.stderr)  # type: ignore[arg-type]
+    server = Server(plan, triton, chosen, variables, log or sys.stderr, files)  # type: ignore[arg-type]
     is_serving = False
     try:
         _wait(server, stopping)

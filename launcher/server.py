@@ -73,8 +73,15 @@ class Server:
     """A tritonserver with the models of a plan, in a folder of its own that goes when it stops."""
 
     def __init__(
-        self, plan: Plan, triton: Triton, ports: Ports, variables: Mapping[str, str], log: IO[str]
+        self,
+        plan: Plan,
+        triton: Triton,
+        ports: Ports,
+        variables: Mapping[str, str],
+        log: IO[str],
+        files: Mapping[str, Path] | None = None,
     ) -> None:
+        """Starts it. `files` are linked into the repository by their path in it."""
         self.plan = plan
         self.ports = ports
         self.folder = Path(tempfile.mkdtemp(prefix="vlm-relay-"))
@@ -86,6 +93,8 @@ class Server:
         self._restarter: Restarter | None = None
         repository = self.folder / "models"
         self._models = write(plan, PROJECT_ROOT / "model_repository", repository)
+        for path, file in (files or {}).items():
+            (repository / path).symlink_to(file.resolve())
         backends = build_backend_folder(triton, self.folder / "backends")
         self._process = subprocess.Popen(
             command(triton, repository, backends, ports, self.region, EXIT_TIMEOUT_S, keys),

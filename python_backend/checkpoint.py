@@ -22,6 +22,7 @@ class CheckpointFacts:
     path: Path
     image_token_id: int
     image_tokens: int  # rows of one image's features
+    image_size: int  # height and width in pixels
     width: int  # of the language model, and of each row
     context_tokens: int
     fingerprint: bytes  # 16 bytes; equal for equal weights and preprocessing
@@ -55,6 +56,7 @@ def read_facts(checkpoint: Path) -> CheckpointFacts:
         path=checkpoint,
         image_token_id=config.image_token_id,
         image_tokens=patches + (1 if config.vision_feature_select_strategy == "full" else 0),
+        image_size=vision.image_size,
         width=config.text_config.hidden_size,
         context_tokens=config.text_config.max_position_embeddings,
         fingerprint=fingerprint(checkpoint),

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from scheduler.deployment import read_deployment
+from scheduler.engine import EngineConfigRefused
 from scheduler.explain import explain, summary
 from scheduler.placement import PlacementRefused
 from scheduler.profile import ProfileRefused
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         plan = read_deployment(arguments.profile, arguments.topology, arguments.gpu_name)
         names = write(plan, arguments.repository, arguments.out or arguments.repository)
-    except (ProfileRefused, PlacementRefused, RenderRefused) as error:
+    except (ProfileRefused, PlacementRefused, RenderRefused, EngineConfigRefused) as error:
         print(f"render: {error}", file=sys.stderr)
         return REFUSED
     print(f"rendered {', '.join(names)} into {arguments.out or arguments.repository}")

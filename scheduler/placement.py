@@ -49,6 +49,7 @@ def place(profile: Profile, topology: Topology | None = None, cpus: frozenset[in
         encoders=encoders,
         decoders=decoders,
         encode=profile.encode,
+        engine=profile.engine,
         decode=profile.decode,
         limits=profile.limits,
         schedule=profile.schedule,
@@ -199,8 +200,14 @@ def _check_cpus(profile: Profile, replicas: Sequence[Replica], cpus: frozenset[i
 
 def _check_runtime(profile: Profile, encoders: Sequence[Replica]) -> None:
     runtime = profile.encode.runtime
-    if runtime == "tensorrt" and any(replica.device == "cpu" for replica in encoders):
-        raise PlacementRefused("encode.runtime: 'tensorrt' needs a GPU; on a CPU allowed: 'onnxruntime'")
+    if runtime not in ("tensorrt", "triton"):
+        return
+    if any(replica.device == "cpu" for replica in encoders):
+        raise PlacementRefused(f"encode.runtime: {runtime!r} needs a GPU; on a CPU allowed: 'onnxruntime', 'torch'")
+    if profile.encode.dtype != "float16":
+        raise PlacementRefused(
+            f"encode.dtype: {profile.encode.dtype!r}; allowed with encode.runtime {runtime!r}: 'float16', the engine's"
+        )
 
 
 def _check_tier(profile: Profile, feeders: dict[str, Feeder], tier: str) -> None:

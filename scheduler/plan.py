@@ -10,11 +10,12 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from scheduler.profile import DecodeTable, EncodeTable, LimitsTable, ScheduleTable, Table, describe
+from scheduler.profile import DecodeTable, EncodeTable, EngineTable, LimitsTable, ScheduleTable, Table, describe
 
 PLAN_FILE = "plan.json"
 DRAIN_FILE = "drain"  # beside it: new requests are refused while this file exists
 ENCODER = "clip_encoder"
+ENGINE = "clip_engine"  # Triton's own model of the encoder, one per encoder that asks it
 DECODER = "llava_decoder"
 FRONT = "llava"
 
@@ -84,6 +85,7 @@ class Plan(Table):
     encoders: tuple[Replica, ...]
     decoders: tuple[Replica, ...]
     encode: EncodeTable
+    engine: EngineTable = EngineTable()
     decode: DecodeTable
     limits: LimitsTable
     schedule: ScheduleTable = ScheduleTable()

@@ -65,13 +65,29 @@ class EncodeTable(Table):
     replicas: Positive = 1
     devices: Devices = ("cpu",)  # "auto", or one of "cpu", "cuda:0", "set:0" per replica; a single one is for all
     cpus: CpuLists = ()  # one CPU list ("0-3,8") per replica on "cpu"; empty: wherever the system likes
-    runtime: Literal["onnxruntime", "tensorrt", "torch"] = "onnxruntime"
+    # tensorrt: an engine in the encoder's own process; triton: the same engine as a native model, `clip_engine`
+    runtime: Literal["onnxruntime", "tensorrt", "torch", "triton"] = "onnxruntime"
+    graphs: bool = True  # CUDA graphs: fewer launches; each is compared with the plain run at start
     threads: Positive = 1  # per replica
     max_batch: Annotated[int, Field(ge=1, le=64)] = 8  # an encoder saturates near 6; larger only adds latency
     queue_delay_us: Annotated[int, Field(ge=0)] = 2000  # how long Triton waits for a fuller batch
     slots: Positive = 64  # embeddings kept per replica; beyond the leased ones they are the cache
     dtype: Literal["float16", "float32"] = "float32"  # of the stored features; float32 is exact
     lease_s: PositiveSeconds = 120.0  # a holder that died gives its slot back after this
+
+
+class EngineTable(Table):
+    """`[engine]`: `clip_engine`, Triton's own TensorRT model, for `encode.runtime = "triton"`."""
+
+    busy_wait_events: bool = True  # lower latency, for a busy CPU
+    output_copy_stream: bool = False  # with graphs it crashes Triton (server#5789): refused
+    eager_batching: bool = False
+    gather_kernel_buffer_threshold: Annotated[int, Field(ge=0)] = 0
+    queue_delay_us: Annotated[int, Field(ge=0)] = 0  # the encoder's own batcher has waited already
+    # The engine's shapes; `vlm-relay serve` takes them from the checkpoint, `render` from here: LLaVA-1.5-7B's.
+    image_size: Positive = 336
+    image_tokens: Positive = 576
+    width: Positive = 4096
 
 
 class DecodeTable(Table):
@@ -122,6 +138,7 @@ class Profile(Table):
     model: ModelTable = ModelTable()
     topology: TopologyTable = TopologyTable()
     encode: EncodeTable = EncodeTable()
+    engine: EngineTable = EngineTable()
     decode: DecodeTable = DecodeTable()
     schedule: ScheduleTable = ScheduleTable()
     limits: LimitsTable = LimitsTable()

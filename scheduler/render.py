@@ -12,9 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from scheduler.plan import DECODER, ENCODER, FRONT, PLAN_FILE, Plan, Replica
+from scheduler.engine import engine_config, engine_name
+from scheduler.plan import DECODER, ENCODER, ENGINE, FRONT, PLAN_FILE, Plan, Replica
 
 MARK = "# ---- placement: written by 'python -m scheduler render'; edits below this line are lost ----"
+
+
+_CACHED = re.compile(r"^[^#\n]*response_cache\s*:?\s*\{\s*enable\s*:\s*true", re.MULTILINE)
 
 
 class RenderRefused(ValueError):
@@ -42,6 +46,9 @@ def render(plan: Plan, source: Path) -> Iterator[RenderedModel]:
             source=model,
             config=f"{_contract(source / model, replica.name)}{MARK}\n{_placement(plan, model, replica)}",
         )
+    if plan.encode.runtime == "triton":
+        for replica in plan.encoders:
+            yield RenderedModel(engine_name(replica), ENGINE, engine_config(plan, replica))
 
 
 def write(plan: Plan, source: Path, target: Path) -> list[str]:
@@ -53,7 +60,7 @@ def write(plan: Plan, source: Path, target: Path) -> list[str]:
         RenderRefused: as `render`; or numbered replicas would stand beside the model they are replicas of.
     """
     models = list(render(plan, source))
-    numbered = [model.name for model in models if model.name != model.source]
+    numbered = [model.name for model in models if model.name != model.source or model.source == ENGINE]
     if numbered and target.resolve() == source.resolve():
         raise RenderRefused(f"{target}: {', '.join(numbered)} must go into a folder of their own; give --out")
     target.mkdir(parents=True, exist_ok=True)
@@ -62,7 +69,9 @@ def write(plan: Plan, source: Path, target: Path) -> list[str]:
         folder.mkdir(exist_ok=True)
         (folder / "config.pbtxt").write_text(model.config)
         version = folder / "1"
-        if not version.exists():
+        if model.source == ENGINE:
+            version.mkdir(exist_ok=True)  # the engine itself is linked in by who builds it
+        elif not version.exists():
             version.symlink_to((source / model.source / "1").resolve(), target_is_directory=True)
     (target / PLAN_FILE).write_text(plan.to_json())
     return [model.name for model in models]
@@ -83,6 +92,8 @@ def _contract(folder: Path, name: str) -> str:
         raise RenderRefused(f"{path}: {error.strerror}") from error
     if MARK not in text:
         raise RenderRefused(f"{path}: has no line {MARK!r}")
+    if _CACHED.search(text.split(MARK)[0]):
+        raise RenderRefused(f"{path}: response_cache; allowed: none, since it would repeat handles to reused slots")
     return re.sub(r'^name: "[^"]*"', f'name: "{name}"', text.split(MARK)[0], flags=re.MULTILINE)
 
 

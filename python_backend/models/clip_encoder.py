@@ -12,14 +12,14 @@ import triton_python_backend_utils as pb_utils
 from python_backend.checkpoint import resolve
 from python_backend.errors import InternalError, InvalidImage, RelayError
 from python_backend.models.adapter import Site, failure, open_site, tensors, text_tensor
+from python_backend.models.engine_call import EngineCall
 from python_backend.models.metrics import TritonMeter
 from python_backend.pulse import Pulse, pulse_path
 from python_backend.transport.layout import SegmentLayout
 from python_backend.transport.placing import create_segment
 from python_backend.transport.store import EmbeddingStore
-from python_backend.vision.export import ONNX_FILE, is_current
-from python_backend.vision.onnx import OnnxEncoder
 from python_backend.vision.preprocess import Preprocessor
+from python_backend.vision.runtime import Encoder, make_encoder
 from python_backend.vision.stage import Encoded, EncodeStage
 
 logger = logging.getLogger(__name__)
@@ -36,9 +36,10 @@ class TritonPythonModel:
         self._site = site
         self._meter = TritonMeter(site.model)
         self._store = _create_store(site)
+        self._encoder = _load_encoder(site)
         self._stage = EncodeStage(
             Preprocessor(site.facts.path),
-            _load_encoder(site),
+            self._encoder,
             self._store,
             site.boot,
             site.plan.encode.dtype,
@@ -47,7 +48,7 @@ class TritonPythonModel:
         )
         counts = self._store.counts
         self._pulse = Pulse(pulse_path(site.boot.id, site.model))
-        logger.info("loaded: %s, %d slots", site.plan.encode.runtime, counts.num_slots)
+        logger.info("loaded: %s on %s, %d slots", site.plan.encode.runtime, site.replica.device, counts.num_slots)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Encodes what Triton batched; one response per request."""
@@ -69,6 +70,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Removes the store."""
         self._pulse.close()
+        self._encoder.close()
         self._store.close()
         self._meter.close()
         logger.info("closed")
@@ -93,11 +95,7 @@ def _create_store(site: Site) -> EmbeddingStore:
     return EmbeddingStore(segment, site.embedding_fingerprint, time.monotonic, encode.lease_s)
 
 
-def _load_encoder(site: Site) -> OnnxEncoder:
-    artifacts = resolve(site.plan.artifacts)
-    if not is_current(site.facts, artifacts):
-        from python_backend.vision.export import export
-
-        logger.info("no current encoder in %s: exporting it", artifacts)
-        export(site.facts, artifacts)
-    return OnnxEncoder(artifacts / ONNX_FILE, site.plan.encode.threads)
+def _load_encoder(site: Site) -> Encoder:
+    if site.plan.encode.runtime == "triton":
+        return EngineCall(site)
+    return make_encoder(site.plan, site.replica, site.facts, resolve(site.plan.artifacts))

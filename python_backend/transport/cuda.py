@@ -20,6 +20,7 @@ UUID_BYTES = 16
 _LAZY_PEER_ACCESS = 1
 _NON_BLOCKING = 1
 _DEFAULT_EVENT = 0
+_THREAD_LOCAL = 1  # other threads may allocate while one records
 _PORTABLE = 1
 _READ_ONLY = 8
 _MAJOR, _MINOR = 75, 76  # CUdevice_attribute: compute capability
@@ -157,6 +158,10 @@ class CudaDevice:
         """A call in this device's context. Raises `CudaError`."""
         self._driver.call(self._context, name, *arguments)
 
+    def make_current(self) -> None:
+        """Makes its context that of the calling thread, for libraries that expect one."""
+        self.call("cuCtxSetCurrent", self._context)
+
     def allocate(self, num_bytes: int) -> DeviceMemory:
         """Plain memory, which can be exported; `CudaError` if there is not so much."""
         address = ctypes.c_uint64()
@@ -247,6 +252,27 @@ class Stream:
         """What is put into the stream from now on begins after the event."""
         self._device.call("cuStreamWaitEvent", self._handle, event.handle, ctypes.c_uint(0))
 
+    def record_graph(self, work: Callable[[], None]) -> Graph:
+        """What `work` puts into this stream, recorded and not done. Raises `CudaError`."""
+        self._device.call("cuStreamBeginCapture_v2", self._handle, ctypes.c_int(_THREAD_LOCAL))
+        graph, program = ctypes.c_void_p(), ctypes.c_void_p()
+        try:
+            work()
+        finally:
+            self._device.call("cuStreamEndCapture", self._handle, ctypes.byref(graph))
+        self._device.call("cuGraphInstantiateWithFlags", ctypes.byref(program), graph, ctypes.c_ulonglong(0))
+        self._device.call("cuGraphDestroy", graph)
+        return Graph(self._device, program)
+
+    def launch(self, graph: Graph) -> None:
+        """Does what was recorded. Returns at once."""
+        self._device.call("cuGraphLaunch", graph.program, self._handle)
+
+    @property
+    def handle(self) -> int:
+        """The stream as other libraries take it."""
+        return self._handle.value or 0
+
     def synchronize(self) -> None:
         """Waits on the host for all of it."""
         self._device.call("cuStreamSynchronize", self._handle)
@@ -278,3 +304,15 @@ class Event:
     def close(self) -> None:
         """Destroys it."""
         self.device.call("cuEventDestroy_v2", self.handle)
+
+
+@dataclass(slots=True)
+class Graph:
+    """Recorded work of a stream."""
+
+    device: CudaDevice
+    program: ctypes.c_void_p
+
+    def close(self) -> None:
+        """Destroys it."""
+        self.device.call("cuGraphExecDestroy", self.program)

@@ -21,9 +21,7 @@ class Preprocessor:
         try:
             self._processor = AutoImageProcessor.from_pretrained(checkpoint, backend="pil", local_files_only=True)
         except (OSError, ValueError) as error:
-            raise CheckpointRefused(
-                f"checkpoint {checkpoint}: its image processor cannot be read: {error}"
-            ) from error
+            raise CheckpointRefused(f"checkpoint {checkpoint}: its image processor cannot be read: {error}") from error
 
     def pixels(self, images: Sequence[Image.Image]) -> npt.NDArray[np.float32]:
         """Pixel values of RGB pictures, (images, 3, height, width)."""

@@ -6,10 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
 from python_backend.errors import InternalError, RelayError
@@ -17,19 +14,14 @@ from python_backend.images import decode
 from python_backend.metrics import Meter
 from python_backend.transport.boot import BootKey
 from python_backend.transport.handle import EmbeddingHandle, content_digest
+from python_backend.transport.segment import Rows, shape_of
 from python_backend.transport.store import EmbeddingStore, Slot
 from python_backend.vision.preprocess import Preprocessor
+from python_backend.vision.runtime import Encoder
 
 logger = logging.getLogger(__name__)
 
 MAX_KNOWN_FILES = 4096
-
-
-class Encoder(Protocol):
-    """A loaded vision encoder."""
-
-    def encode(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Features (batch, tokens, width) of pixel values (batch, 3, height, width)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,37 +107,50 @@ class EncodeStage:
         return key
 
     def _encode(self, new: dict[bytes, _New], results: list[Encoded | RelayError | None]) -> None:
+        """Encodes what is new, as many at once as the encoder takes; each batch is stored before the next one."""
+        items = list(new.items())
+        for start in range(0, len(items), self._encoder.max_batch):
+            self._encode_batch(items[start : start + self._encoder.max_batch], results)
+
+    def _encode_batch(self, items: list[tuple[bytes, _New]], results: list[Encoded | RelayError | None]) -> None:
         began_s = self._clock()
         try:
-            features = self._encoder.encode(self._preprocessor.pixels([item.image for item in new.values()]))
+            features = self._encoder.encode(self._preprocessor.pixels([item.image for _, item in items]))
         except Exception as error:  # whatever the runtime raises: these images fail, the stage goes on
-            logger.exception("encoding %d image(s) failed", len(new))
+            logger.exception("encoding %d image(s) failed", len(items))
             failed = InternalError(f"the encoder failed: {type(error).__name__}")
-            for item in new.values():
+            for _, item in items:
                 for place in item.places:
                     results[place] = failed
             return
-        self._meter.observe("vlm_relay_encode_batch_images", len(new))
+        self._meter.observe("vlm_relay_encode_batch_images", len(items))
         self._meter.observe("vlm_relay_encode_seconds", self._clock() - began_s)
-        self._meter.add("vlm_relay_embedding_misses_total", len(new))
-        for (key, item), rows in zip(new.items(), features, strict=True):
+        self._meter.add("vlm_relay_embedding_misses_total", len(items))
+        for (key, item), rows in zip(items, features, strict=True):
             self._store_one(key, item, rows, results)
 
     def _store_one(
         self,
         key: bytes,
         item: _New,
-        rows: npt.NDArray[np.float32],
+        rows: Rows,
         results: list[Encoded | RelayError | None],
     ) -> None:
         """Puts one picture's features into a slot and lends it to all who wait for it."""
         try:
-            slot = self._reserve(key, (rows.shape[0], rows.shape[1]))
+            slot = self._reserve(key, shape_of(rows))
         except RelayError as error:
             for place in item.places:
                 results[place] = error
             return
-        slot.write(rows)
+        try:
+            slot.write(rows)
+        except Exception as error:  # a copy on a GPU: the slot is free again, these requests fail
+            self._store.abandon(slot)
+            logger.exception("an embedding could not be stored")
+            for place in item.places:
+                results[place] = InternalError(f"the embedding could not be stored: {type(error).__name__}")
+            return
         results[item.places[0]] = Encoded(self._store.commit(slot), is_cached=False)
         for place in item.places[1:]:
             try:

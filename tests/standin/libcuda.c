@@ -26,7 +26,8 @@
 typedef int CUresult;
 typedef unsigned long long CUdeviceptr;
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
-       PEER_UNSUPPORTED = 217, INVALID_HANDLE = 400, NOT_READY = 600, PEER_NOT_ENABLED = 705 };
+       PEER_UNSUPPORTED = 217, INVALID_HANDLE = 400, NOT_READY = 600, PEER_NOT_ENABLED = 705,
+       CAPTURE_UNSUPPORTED = 900 };
 enum { MAX_BLOCKS = 256, MAX_DEVICES = 16, MAX_OPS = 1024 };
 #define MARK 0x4000000000000000ULL
 #define DEVICE_BYTES (1ULL << 30)
@@ -35,7 +36,8 @@ typedef struct { char name[48]; int device, is_export, is_used, has_peer_access;
 typedef struct Stream Stream;
 typedef struct { Stream *stream; long sequence; double done_s; } Event;
 typedef struct { enum { COPY, RECORD, WAIT } kind; void *to; const void *from; size_t size; Event *event; long sequence; Stream *other; } Op;
-struct Stream { Op ops[MAX_OPS]; long first, last; };
+typedef struct { int count; Op ops[64]; } Graph;
+struct Stream { Op ops[MAX_OPS]; long first, last; Graph *recording; };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Block blocks[MAX_BLOCKS];
@@ -119,6 +121,11 @@ static void drain(Stream *stream, long until) {
 
 static CUresult enqueue(Stream *stream, Op op) {
     if (!stream) return INVALID_HANDLE; /* the callers here never use the default stream */
+    if (stream->recording) {
+        if (stream->recording->count == 64) return INVALID_VALUE;
+        stream->recording->ops[stream->recording->count++] = op;
+        return OK;
+    }
     if (stream->last - stream->first == MAX_OPS) drain(stream, stream->last);
     stream->ops[stream->last++ % MAX_OPS] = op;
     return OK;
@@ -263,7 +270,40 @@ CUresult cuMemHostUnregister(void *address) { (void)address; ENTER_IN_CONTEXT("c
 
 CUresult cuStreamCreate(Stream **stream, unsigned flags) { (void)flags; ENTER_IN_CONTEXT("cuStreamCreate") *stream = calloc(1, sizeof **stream); LEAVE(*stream ? OK : OUT_OF_MEMORY); }
 CUresult cuStreamDestroy_v2(Stream *stream) { ENTER("cuStreamDestroy_v2") drain(stream, stream->last); free(stream); LEAVE(OK); }
-CUresult cuStreamSynchronize(Stream *stream) { ENTER_IN_CONTEXT("cuStreamSynchronize") drain(stream, stream->last); LEAVE(OK); }
+CUresult cuStreamSynchronize(Stream *stream) {
+    ENTER_IN_CONTEXT("cuStreamSynchronize")
+    if (stream->recording) LEAVE(CAPTURE_UNSUPPORTED);
+    drain(stream, stream->last);
+    LEAVE(OK);
+}
+/* A graph's copies keep the addresses that they were recorded with. */
+CUresult cuStreamBeginCapture_v2(Stream *stream, int mode) {
+    (void)mode;
+    ENTER_IN_CONTEXT("cuStreamBeginCapture_v2")
+    stream->recording = calloc(1, sizeof(Graph));
+    LEAVE(stream->recording ? OK : OUT_OF_MEMORY);
+}
+CUresult cuStreamEndCapture(Stream *stream, Graph **graph) {
+    ENTER_IN_CONTEXT("cuStreamEndCapture")
+    *graph = stream->recording;
+    stream->recording = NULL;
+    LEAVE(*graph ? OK : INVALID_VALUE);
+}
+CUresult cuGraphInstantiateWithFlags(Graph **program, Graph *graph, unsigned long long flags) {
+    (void)flags;
+    ENTER_IN_CONTEXT("cuGraphInstantiateWithFlags")
+    *program = malloc(sizeof(Graph));
+    if (*program) **program = *graph;
+    LEAVE(*program ? OK : OUT_OF_MEMORY);
+}
+CUresult cuGraphLaunch(Graph *program, Stream *stream) {
+    ENTER_IN_CONTEXT("cuGraphLaunch")
+    CUresult result = OK;
+    for (int i = 0; i < program->count && !result; i++) result = enqueue(stream, program->ops[i]);
+    LEAVE(result);
+}
+CUresult cuGraphDestroy(Graph *graph) { ENTER("cuGraphDestroy") free(graph); LEAVE(OK); }
+CUresult cuGraphExecDestroy(Graph *program) { ENTER("cuGraphExecDestroy") free(program); LEAVE(OK); }
 CUresult cuStreamWaitEvent(Stream *stream, Event *event, unsigned flags) {
     (void)flags;
     ENTER_IN_CONTEXT("cuStreamWaitEvent")
@@ -291,6 +331,7 @@ static const struct { int code; const char *name; } names[] = {
     {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"}, {PEER_UNSUPPORTED, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"},
     {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE"}, {NOT_READY, "CUDA_ERROR_NOT_READY"},
     {PEER_NOT_ENABLED, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED"}, {719, "CUDA_ERROR_LAUNCH_FAILED"},
+    {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
 };
 CUresult cuGetErrorName(CUresult code, const char **name) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) if (names[i].code == code) { *name = names[i].name; return OK; }

@@ -170,7 +170,7 @@ def test_many_devices_are_placed_one_by_one_and_as_well() -> None:
             "or sets apart",
         ),
         ("[encode]\nruntime='tensorrt'", None, "encode.runtime: 'tensorrt' needs a GPU; on a CPU allowed: "
-         "'onnxruntime'"),
+         "'onnxruntime', 'torch'"),
         (
             "[topology]\nstrict='nvlink'\n[encode]\ndevices='cuda:0'\n[decode]\ndevices='cuda:1'",
             machine(2, lambda *_: "PIX"),

@@ -29,6 +29,7 @@ def test_the_facts_are_those_of_llava_1_5_in_small(facts: CheckpointFacts, check
         path=checkpoint,
         image_token_id=3,
         image_tokens=576,
+        image_size=336,
         width=config["text_config"]["hidden_size"],
         context_tokens=config["text_config"]["max_position_embeddings"],
         fingerprint=fingerprint(checkpoint),

@@ -19,7 +19,7 @@ from python_backend.transport.boot import BootKey, boot_key
 from python_backend.transport.handle import fingerprint_of
 from python_backend.transport.layout import SegmentLayout
 from python_backend.transport.reader import EmbeddingReader
-from python_backend.transport.segment import Segment
+from python_backend.transport.segment import Rows, Segment
 from python_backend.transport.store import EmbeddingStore
 from python_backend.vision.stage import Encoded, EncodeStage
 from tests.unit.serving.fakes import Clock, FakeMeter
@@ -40,12 +40,16 @@ class FakeEncoder:
     def __init__(self) -> None:
         self.batches: list[list[float]] = []
         self.error: Exception | None = None
+        self.max_batch = 64
 
-    def encode(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    def encode(self, pixels: npt.NDArray[np.float32]) -> list[Rows]:
         self.batches.append(pixels.tolist())
         if self.error is not None:
             raise self.error
-        return np.broadcast_to(pixels[:, None, None], (len(pixels), ROWS, WIDTH))
+        return list(np.broadcast_to(pixels[:, None, None], (len(pixels), ROWS, WIDTH)))
+
+    def close(self) -> None:
+        pass
 
 
 @dataclass
@@ -211,3 +215,26 @@ def test_hits_misses_and_batches_are_counted(bench: Bench) -> None:
 def test_nothing_to_do_encodes_nothing(bench: Bench) -> None:
     assert bench.run() == []
     assert bench.encoder.batches == []
+
+
+def test_more_new_pictures_than_the_encoder_takes_are_encoded_in_turns(bench: Bench) -> None:
+    bench.encoder.max_batch = 2
+
+    results = bench.run(*(grey(number) for number in (1, 2, 3)))
+
+    assert results == [(1.0, False), (2.0, False), (3.0, False)]
+    assert bench.encoder.batches == [[1.0, 2.0], [3.0]]
+
+
+def test_an_embedding_that_cannot_be_stored_fails_alone_and_its_slot_is_free(bench: Bench) -> None:
+    encode = bench.encoder.encode
+
+    def broken(pixels: npt.NDArray[np.float32]) -> list[Rows]:
+        return [np.full((ROWS, WIDTH), "no number", dtype=object), *encode(pixels)[1:]]
+
+    bench.encoder.encode = broken  # type: ignore[method-assign]
+    results = bench.run(grey(1), grey(2))
+
+    assert results == ["[INTERNAL] the embedding could not be stored: ValueError", (2.0, False)]
+    bench.encoder.encode = encode  # type: ignore[method-assign]
+    assert bench.run(grey(1), grey(3)) == [(1.0, False), (3.0, False)]

@@ -13,13 +13,17 @@ import numpy.typing as npt
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from transformers import AutoImageProcessor, LlavaForConditionalGeneration
 
 from python_backend.checkpoint import CheckpointFacts, CheckpointRefused, read_facts
+from python_backend.transport.segment import Rows
 from python_backend.vision import export as exporting
+from python_backend.vision.buckets import to_host
 from python_backend.vision.export import MANIFEST_FILE, ONNX_FILE, ExportFailed, export, is_current
 from python_backend.vision.onnx import OnnxEncoder
 from python_backend.vision.preprocess import Preprocessor
+from python_backend.vision.tower import load_encoder, used_layers
 
 SIZES = [(336, 336), (30, 20), (500, 200), (200, 500), (1, 1), (3, 50), (1, 100)]
 
@@ -72,7 +76,7 @@ def test_features_are_those_of_transformers(
         output = model.model.get_image_features(pixel_values=torch.from_numpy(pixels))
     wanted = torch.stack(list(output.pooler_output)).numpy()
 
-    features = OnnxEncoder(artifacts / ONNX_FILE, num_threads=1).encode(pixels)
+    features = np.stack([np.asarray(rows) for rows in OnnxEncoder(artifacts / ONNX_FILE, num_threads=1).encode(pixels)])
 
     assert features.dtype == np.float32
     np.testing.assert_allclose(features, wanted, rtol=0, atol=1e-4 * float(abs(wanted).max()))
@@ -85,8 +89,8 @@ def test_an_image_has_the_same_features_in_any_batch(artifacts: Path, preprocess
     together = encoder.encode(pixels)
 
     for index in range(3):
-        alone = encoder.encode(pixels[index : index + 1])[0]
-        np.testing.assert_allclose(together[index], alone, rtol=0, atol=1e-5 * float(abs(alone).max()))
+        alone = to_host(encoder.encode(pixels[index : index + 1])[0])
+        np.testing.assert_allclose(to_host(together[index]), alone, rtol=0, atol=1e-5 * float(abs(alone).max()))
 
 
 def test_an_encoder_is_current_for_its_own_checkpoint_only(facts: CheckpointFacts, artifacts: Path) -> None:
@@ -130,25 +134,47 @@ class Wrong:
     def __init__(self, path: Path, num_threads: int) -> None:
         self._right = OnnxEncoder(path, num_threads)
 
-    def encode(self, pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        return self._right.encode(pixels) * np.float32(1.01)
+    def encode(self, pixels: npt.NDArray[np.float32]) -> list[Rows]:
+        return [to_host(rows) * np.float32(1.01) for rows in self._right.encode(pixels)]
 
 
 def test_a_graph_that_computes_something_else_is_not_kept(
-    model: LlavaForConditionalGeneration, artifacts: Path, monkeypatch: pytest.MonkeyPatch
+    facts: CheckpointFacts, artifacts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("python_backend.vision.onnx.OnnxEncoder", Wrong)
     pixels = torch.rand(2, 3, 336, 336, generator=torch.Generator().manual_seed(0))
+    wanted = exporting._wanted(facts, pixels, "float32")
 
     with pytest.raises(ExportFailed, match=r"^the exported encoder differs from the checkpoint by 1\.0e-02"):
-        exporting._verify(model, pixels, artifacts / ONNX_FILE)
+        exporting._verify(wanted, pixels, artifacts / ONNX_FILE, "float32")
 
 
 @pytest.mark.parametrize(("layer", "used"), [(-2, 3), (-1, 4), (0, 0), (4, 4), (-5, 0)])
 def test_layers_behind_the_feature_layer_are_not_computed(layer: int, used: int) -> None:
-    assert exporting._used_layers(layer, 4) == used
+    assert used_layers(layer, 4) == used
 
 
 def test_several_feature_layers_are_refused() -> None:
-    with pytest.raises(ExportFailed, match=r"vision_feature_layer is \[-2, -1\]; one layer is served, not several"):
-        exporting._used_layers([-2, -1], 4)
+    with pytest.raises(CheckpointRefused, match=r"vision_feature_layer is \[-2, -1\]; one layer is served"):
+        used_layers([-2, -1], 4)
+
+
+def test_the_encoder_read_from_the_files_alone_is_that_of_transformers(
+    checkpoint: Path, model: LlavaForConditionalGeneration
+) -> None:
+    pixels = torch.rand(2, 3, 336, 336, generator=torch.Generator().manual_seed(5))
+
+    with torch.inference_mode():
+        found = load_encoder(checkpoint, torch.float32, torch.device("cpu"))(pixels)
+        wanted = torch.stack(list(model.model.get_image_features(pixel_values=pixels).pooler_output))
+
+    assert torch.equal(found, wanted)
+
+
+def test_a_checkpoint_without_its_projector_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "checkpoint")
+    tensors = {name: value for name, value in load_file(folder / "model.safetensors").items() if "linear_2" not in name}
+    save_file(tensors, folder / "model.safetensors")
+
+    with pytest.raises(CheckpointRefused, match=r"no tensor 'multi_modal_projector\.linear_2\.weight' in its files"):
+        load_encoder(folder, torch.float32, torch.device("cpu"))
