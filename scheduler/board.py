@@ -46,7 +46,9 @@ class Board:
         self._loads: Loads | None = None
         self._e = {name: index for index, name in enumerate(pools.encoders)}
         self._d = {name: index for index, name in enumerate(pools.decoders)}
-        self._num_excess = self._num_known = 0
+        # By d: whether it is open, has more than its batch, says what is free; and how many are and do.
+        self._states = [(False, False, False)] * num_decoders
+        self._counts = [0, 0, 0]
 
     def follow(self, loads: Loads) -> None:
         """Brings the columns up to date, and empties `loads.changed`; without that, everything is looked at."""
@@ -131,24 +133,32 @@ class Board:
         load = loads.decoders.get(self.pools.decoders[d])
         if load is not None and not load.is_available:
             load = None
-        self.num_decoders += (load is not None) - (self.decoder_loads[d] is not None)
-        self.num_open -= self.read_s[d] < inf
-        self._num_excess -= self.excess[d] > 0
-        self._num_known -= self.free_tokens[d] < inf
+        before = self.decoder_loads[d]
+        if load is None or before is None:
+            self.num_decoders += (load is not None) - (before is not None)
         self.decoder_loads[d] = load
-        if load is None or load.running >= self._limit:
-            self.read_s[d], self.excess[d], self.free_tokens[d] = inf, 0.0, inf
-        else:
+        is_open = load is not None and load.running < self._limit
+        excess, free_tokens = 0.0, inf
+        if load is not None and is_open:
             _, weight_s, context_s, sequence_s = self.pools.decode_rates[d][:4]
             self.read_s[d] = weight_s + load.pending_tokens * context_s
             self.compute_s[d] = (load.running + 1) * sequence_s
             over = load.running - self._max_sequences + 1
-            self.excess[d] = over / self._max_sequences if over > 0 else 0.0
-            self.free_tokens[d] = inf if load.free_kv_tokens is None else load.free_kv_tokens
-            self.num_open += 1
-        self._num_excess += self.excess[d] > 0
-        self._num_known += self.free_tokens[d] < inf
-        self.has_excess, self.has_free_tokens = self._num_excess > 0, self._num_known > 0
+            excess = over / self._max_sequences if over > 0 else 0.0
+            free_tokens = inf if load.free_kv_tokens is None else load.free_kv_tokens
+        else:
+            self.read_s[d] = inf
+        state = (is_open, excess > 0, free_tokens < inf)
+        if state != self._states[d]:
+            for place, (is_new, was) in enumerate(zip(state, self._states[d], strict=True)):
+                self._counts[place] += is_new - was
+            self._states[d] = state
+            self.num_open, num_excess, num_known = self._counts
+            self.has_excess, self.has_free_tokens = num_excess > 0, num_known > 0
+        if self.has_excess or self.excess[d]:
+            self.excess[d] = excess
+        if self.has_free_tokens or self.free_tokens[d] < inf:
+            self.free_tokens[d] = free_tokens
         if load is not None and (load.cached is not NOTHING or load.prefixes is not NOTHING):
             self.caching.add(d)
         else:

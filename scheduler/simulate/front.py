@@ -257,6 +257,7 @@ class Front:
             self.ledger.give_back(place)
         self._outcomes.note_end(live.index, outcome, live.first_s, self.agenda.now_s, num_given)
         self._note(live, Outcomes.NAMES[outcome])
+        live.sequence = live.place = None  # they know it too: nothing is left for the garbage collector
         self.serving.discard(live)
         if self.ended is not None:
             self.ended(live)
