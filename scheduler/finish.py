@@ -79,6 +79,20 @@ def choose(pools: Pools, pricing: Pricing, has_images: bool, modes: dict[str, Mo
     return Choice(d, assignment, mode, _reason(pricing, assignment, is_kept), alternative)
 
 
+def choose_mode(pools: Pools, pricing: Pricing, mode: Mode) -> Choice:
+    """The least finish with every image encoded on the decoder's own device ("serial"), or none of them ("split")."""
+    best_d, best, best_s = -1, None, inf
+    for d, bound in enumerate(pricing.bounds.tolist()):
+        own = pools.own[d]
+        if bound >= best_s or (mode == "serial" and not own):
+            continue
+        found = pricing.assign(d, only=own) if mode == "serial" else pricing.assign(d, without=own)
+        price_s = pricing.price_s(d, found.side_s)
+        if price_s < best_s:
+            best_d, best, best_s = d, found, price_s
+    return Choice(best_d, best, mode, FINISH)
+
+
 def _mode(pools: Pools, d: int, assignment: Assignment) -> Mode:
     own = pools.own[d]
     return "serial" if all(e in own for e in assignment.order) else "split"

@@ -108,10 +108,14 @@ class DecodeTable(Table):
     compile: bool = True  # on a CPU: operators compiled at the first start, where there is a compiler
 
 
+Policy = Literal["cost", "article", "serial", "split"]
+
+
 class ScheduleTable(Table):
     """`[schedule]`: how a request's encoder, decoder and mode are chosen."""
 
-    policy: Literal["cost", "article"] = "cost"  # least predicted finish, or the founding article's rule
+    # Least predicted finish; the founding article's rule; or, for comparison, always or never on the decoder's device.
+    policy: Policy = "cost"
     hybrid: bool = False  # automatic placement may put an encoder and a decoder on one device
     hysteresis: Annotated[float, Field(ge=0, le=1)] = 0.15  # serial and split change only for a gain above this share
     stall_weight: Annotated[float, Field(ge=0)] = 1.0  # a second that a running decode waits, in seconds of ours

@@ -81,6 +81,12 @@ def peak(name: str | None) -> Peak | None:
     return next((each for pattern, each in _PEAKS if name and _is_model(name, pattern)), None)
 
 
+def known_gpus() -> list[str]:
+    """What a GPU may be called."""
+    names = [pattern.replace(".*", " ") for pattern, _ in _PEAKS]
+    return sorted({name for each in names for name in each.split("|")})
+
+
 def roofline(name: str | None) -> Costs:
     """LLaVA-1.5-7B on the GPU of that name; on one that is not known, as on the slowest known.
 

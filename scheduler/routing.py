@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
+from typing import get_args
 
 from scheduler.article import ArticleRule
 from scheduler.assignment import Assignment
@@ -11,12 +12,14 @@ from scheduler.board import Board
 from scheduler.cost import Costs
 from scheduler.decision import ARTICLE, TEXT, Decision, Mode, NoReplica, StageChoice, StagesFull
 from scheduler.estimate import RunningEstimate
-from scheduler.finish import Choice, choose
+from scheduler.finish import Choice, choose, choose_mode
 from scheduler.loads import Load, Loads, RequestShape
 from scheduler.plan import Plan
 from scheduler.pools import Pools, costs_of
 from scheduler.pricing import Pricing
+from scheduler.profile import Policy
 
+POLICIES = get_args(Policy)
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.1, 60.0
 
 
@@ -29,10 +32,14 @@ class Router:
 
     def __init__(self, plan: Plan, costs: Costs | Mapping[str, Costs] | None = None, policy: str | None = None) -> None:
         self.policy = policy or plan.schedule.policy
-        if self.policy not in ("cost", "article"):
-            raise ValueError(f"policy {self.policy!r}; allowed: 'cost', 'article'")
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy {self.policy!r}; allowed: {', '.join(map(repr, POLICIES))}")
         self._plan = plan
         self._pools = Pools(plan, costs_of(plan, costs))
+        if self.policy in ("serial", "split"):
+            num_encoders = len(self._pools.encoders)
+            if not any(own if self.policy == "serial" else len(own) < num_encoders for own in self._pools.own):
+                raise ValueError(f"policy {self.policy!r}: no decoder of the plan can have its images encoded so")
         self._article = ArticleRule(plan, self._pools)
         self._modes: dict[str, Mode] = {}
         self._estimates: dict[tuple[str, str], RunningEstimate] = {}
@@ -65,7 +72,10 @@ class Router:
         pricing = self._priced(shape, loads)
         if self.policy == "article":
             return self._by_article(shape, pricing)
-        choice = choose(self._pools, pricing, shape.num_images > 0, self._modes, self._plan.schedule.hysteresis)
+        if self.policy == "cost" or not shape.num_images:
+            choice = choose(self._pools, pricing, shape.num_images > 0, self._modes, self._plan.schedule.hysteresis)
+        else:
+            choice = choose_mode(self._pools, pricing, "serial" if self.policy == "serial" else "split")
         if choice.d < 0:
             raise self._full(shape, pricing)
         return self._told(shape, pricing, choice, None)

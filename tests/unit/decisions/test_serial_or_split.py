@@ -212,3 +212,22 @@ def test_a_decision_is_told_in_plain_values_with_a_reason() -> None:
         "prefill_s": 0.0458,
         "finish_s": 1.1077,
     }
+
+
+@pytest.mark.parametrize(("policy", "mode"), [("serial", "serial"), ("split", "split")])
+@pytest.mark.parametrize("pending", [0, 20])
+def test_a_mode_can_be_demanded(policy: str, mode: str, pending: int) -> None:
+    world = plan(["cuda:0", "cuda:1"], ["cuda:0", "cuda:1"], policy=policy)
+
+    decision = Router(world, COSTS).decide(image_shape(2), loads(world, e0=Load(pending_images=pending)))
+
+    assert decision.mode == mode
+    assert decision.decoder == ("d1" if policy == "serial" and pending else "d0")
+    own = decision.decoder.replace("d", "e")
+    assert decision.encoders == ((own, own) if mode == "serial" else tuple({"e0", "e1"} - {own}) * 2)
+
+
+@pytest.mark.parametrize(("policy", "encoders"), [("serial", ["cuda:1"]), ("split", ["cuda:0"])])
+def test_a_mode_that_no_decoder_can_have_is_refused(policy: str, encoders: list[str]) -> None:
+    with pytest.raises(ValueError, match=f"policy '{policy}': no decoder of the plan can"):
+        Router(plan(encoders, ["cuda:0"], policy=policy), COSTS)
