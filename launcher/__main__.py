@@ -159,6 +159,7 @@ def _add_clients(commands: Commands[argparse.ArgumentParser]) -> None:
 def _add_planning(commands: Commands[argparse.ArgumentParser]) -> None:
     """What prepares or explains a deployment."""
     import scheduler.__main__ as render
+    import scheduler.simulate.__main__ as simulate
     import scheduler.topology.command as topology
 
     command = commands.add_parser("build", help="build the vision encoder ahead of time: ONNX graph, TensorRT engine")
@@ -175,6 +176,10 @@ def _add_planning(commands: Commands[argparse.ArgumentParser]) -> None:
     command = commands.add_parser("render", help="write a profile's placement into a model repository")
     render.configure(command)
     command.set_defaults(run=render.run)
+
+    command = commands.add_parser("simulate", help="serve a workload on a simulated server of a profile")
+    simulate.configure(command)
+    command.set_defaults(run=simulate.run)
 
     command = commands.add_parser("topology", help="show what links this machine's GPUs, or those of a text")
     topology.configure(command)
