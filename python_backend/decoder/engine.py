@@ -137,7 +137,7 @@ class Engine:
         prompt = expand_prompt(request.token_ids, request.images, self._runner.config.image_token_id)
         check_prompt(request, len(prompt[0]), self._runner.config, self.context_tokens)
         seed = self._draw_seed() if request.sampling.seed is None else request.sampling.seed
-        sequence = Sequence(request, emit, next(self._serials), prompt, self._tokenizer, seed)
+        sequence = Sequence(request, emit, next(self._serials), prompt, self._tokenizer, seed, self._clock())
         sequence.resume_text(self._runner.config.eos_ids, self.context_tokens)
         self._inbox.put(sequence)
 
@@ -190,6 +190,9 @@ class Engine:
 
     def _run_timed(self, chunks: list[Chunk]) -> list[Outcome]:
         start_s = self._clock()
+        for chunk in chunks:
+            times = chunk.sequence.times
+            times.started_s = start_s if times.started_s is None else times.started_s
         outcomes = self._run(chunks)
         num_decodes = sum(is_decode(chunk) for chunk in chunks)
         num_prompt_tokens = sum(chunk.num_tokens for chunk in chunks) - num_decodes
@@ -240,6 +243,8 @@ class Engine:
             self._fail(sequence, InternalError(f"the tokenizer failed: {type(error).__name__}"))
             return
         sequence.cumulative_logprob += choice.chosen.logprob
+        if sequence.times.first_token_s is None:
+            sequence.times.first_token_s = self._clock()
         self._give(sequence, sequence.delta((choice.chosen.token_id,), text, logprobs))
 
     def _fail(self, sequence: Sequence, error: RelayError, is_poisoned: bool = False) -> None:

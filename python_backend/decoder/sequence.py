@@ -37,6 +37,15 @@ class DecodeRequest:
     generated_ids: tuple[int, ...] = ()
 
 
+@dataclass(slots=True)
+class StepTimes:
+    """When a request passed the stations of the engine, on its clock; None while it has not."""
+
+    accepted_s: float
+    started_s: float | None = None  # its first step began
+    first_token_s: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RankedToken:
     """One token with its log-probability before penalties and temperature; the most likely has rank 1."""
@@ -70,6 +79,7 @@ class Delta:
     num_prompt_tokens: int  # image tokens counted
     num_cached_tokens: int  # of those, found in the prefix cache
     cumulative_logprob: float  # of the tokens given out here so far
+    times: StepTimes  # the request's own, which the engine goes on writing
 
     @property
     def is_final(self) -> bool:
@@ -104,8 +114,10 @@ class Sequence:
         prompt: tuple[list[int], tuple[ImageSpan, ...]],
         tokenizer: Tokenizer,
         seed: int,
+        accepted_s: float = 0.0,
     ) -> None:
         self.request = request
+        self.times = StepTimes(accepted_s)
         self.emit = emit
         self.serial = serial  # order of arrival
         self.seed = seed
@@ -190,6 +202,7 @@ class Sequence:
             num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens or 0,
             cumulative_logprob=self.cumulative_logprob,
+            times=self.times,
         )
 
     def _advance_text(self, token_id: int, num_generated: int, eos_ids: frozenset[int], context_tokens: int) -> str:

@@ -34,7 +34,7 @@ class TritonPythonModel:
         """Loads the encoder and takes the store's memory."""
         site = open_site(args)
         self._site = site
-        self._meter = TritonMeter(site.model)
+        self._meter = TritonMeter(site.model, "clip_encoder")
         self._store = _create_store(site)
         self._encoder = _load_encoder(site)
         self._stage = EncodeStage(

@@ -38,7 +38,10 @@ class TritonPythonModel:
         plan = site.plan
         drain_file = site.repository / DRAIN_FILE
         self._limits = _request_limits(plan.limits)
-        self._meter = TritonMeter(site.model)
+        self._meter = TritonMeter(site.model, "llava")
+        for replica in (*plan.encoders, *plan.decoders):
+            for name in ("vlm_relay_deaths_total", "vlm_relay_recoveries_total"):
+                self._meter.add(name, 0.0, {"replica": replica.name})
         self._relay = Relay(
             stages=BlsStages(site),
             prompts=PromptBuilder(site.facts),

@@ -15,9 +15,10 @@ import triton_python_backend_utils as pb_utils
 from python_backend.checkpoint import resolve
 from python_backend.decoder.engine import Engine
 from python_backend.decoder.landing import make_landing
-from python_backend.decoder.options import EngineOptions
+from python_backend.decoder.options import EngineOptions, EngineStatus
 from python_backend.decoder.sequence import DecodeRequest, Delta, ImageEmbedding, RankedToken, TokenLogprob
 from python_backend.errors import InternalError, InvalidRequest, RelayError
+from python_backend.metrics import Meter
 from python_backend.models.adapter import failure, open_site, tensors, text_tensor
 from python_backend.models.metrics import TritonMeter
 from python_backend.pulse import Pulse, pulse_path
@@ -38,15 +39,14 @@ class TritonPythonModel:
         """Loads the weights and starts the engine."""
         site = open_site(args)
         self._site = site
-        self._meter = TritonMeter(site.model)
+        self._meter = TritonMeter(site.model, "llava_decoder")
         device = site.replica.device
         self._landing = make_landing(device, self._note_copy)
         options = _options(site.plan.decode, device)
         self._engine = Engine.load(resolve(site.plan.checkpoint), options, time.monotonic)
-        self._sender = DeltaSender()
+        self._sender = DeltaSender(self._meter)
         self._engine.start()
-        self._seen_tokens = 0
-        self._seen_steps = 0
+        self._seen = EngineStatus()
         self._meter.poll(self._report)
         self._pulse = Pulse(pulse_path(site.boot.id, site.model))
         logger.info("loaded: %d KV blocks", self._engine.status().total_blocks)
@@ -114,12 +114,18 @@ class TritonPythonModel:
         self._meter.set("vlm_relay_running_sequences", status.num_running)
         self._meter.set("vlm_relay_waiting_sequences", status.num_waiting)
         self._meter.set("vlm_relay_free_kv_blocks", status.free_blocks)
-        if status.num_steps > self._seen_steps:
-            self._seen_steps = status.num_steps
+        self._meter.set("vlm_relay_kv_cache_usage_ratio", 1 - status.free_blocks / max(1, status.total_blocks))
+        seen, self._seen = self._seen, status
+        if status.num_steps > seen.num_steps:
             self._meter.observe("vlm_relay_decode_batch_sequences", status.last_batch_sequences)
-        if status.num_generated_tokens > self._seen_tokens:
-            self._meter.add("vlm_relay_generated_tokens_total", status.num_generated_tokens - self._seen_tokens)
-            self._seen_tokens = status.num_generated_tokens
+        for name, count in (
+            ("vlm_relay_generated_tokens_total", status.num_generated_tokens - seen.num_generated_tokens),
+            ("vlm_relay_prompt_tokens_total", status.num_prompt_tokens - seen.num_prompt_tokens),
+            ("vlm_relay_cached_prompt_tokens_total", status.num_cached_tokens - seen.num_cached_tokens),
+            ("vlm_relay_preemptions_total", status.num_preemptions - seen.num_preemptions),
+        ):
+            if count > 0:
+                self._meter.add(name, count)
 
 
 class DeltaSender:
@@ -128,7 +134,8 @@ class DeltaSender:
     What gathers for one request while others are served goes out as one response.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
         self._ready: deque[_Outbox | None] = deque()
         self._wake = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="sender", daemon=True)
@@ -175,9 +182,25 @@ class _Outbox:
         self._owner = owner
         self.sender = sender
         self.deltas: list[Delta] = []
+        self._num_tokens = 0
 
     def __call__(self, delta: Delta) -> None:
+        self._note(delta)
         self._owner.put(self, delta)
+
+    def _note(self, delta: Delta) -> None:
+        """Counts how long the request waited, its prompt took, and then each token."""
+        times, meter = delta.times, self._owner.meter
+        is_first = self._num_tokens == 0 and bool(delta.token_ids)
+        self._num_tokens += len(delta.token_ids)
+        if times.started_s is None or times.first_token_s is None:
+            return
+        if is_first:
+            meter.observe("vlm_relay_decode_wait_seconds", times.started_s - times.accepted_s)
+            meter.observe("vlm_relay_prefill_seconds", times.first_token_s - times.started_s)
+        if delta.finish_reason is not None and self._num_tokens > 1:
+            seconds = time.monotonic() - times.first_token_s
+            meter.observe("vlm_relay_tpot_seconds", seconds / (self._num_tokens - 1))
 
 
 def _send(sender: Any, deltas: list[Delta]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from python_backend.metrics import METRICS
+from python_backend.metrics import METRICS, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -23,14 +23,20 @@ POLL_S = 0.25
 
 
 class TritonMeter:
-    """A `Meter` whose observations appear on Triton's `/metrics`, labelled with the model's name."""
+    """A `Meter` whose observations appear on Triton's `/metrics`, labelled with the model's name.
 
-    def __init__(self, model: str) -> None:
+    Metrics without labels of their own are there from the start: an alert sees the first event, too.
+    """
+
+    def __init__(self, model: str, stage: Stage) -> None:
         self._model = model
-        self._queue: queue.SimpleQueue[tuple[str, str, float, dict[str, str]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[str | None, str, float, dict[str, str]] | None] = queue.SimpleQueue()
         self._families: dict[str, Any] = {}
         self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
         self._polls: list[Callable[[], None]] = []
+        for metric in METRICS.values():
+            if metric.stage == stage and not metric.labels:
+                self._queue.put((None, metric.name, 0.0, {}))
         self._thread = threading.Thread(target=self._work, name="metrics", daemon=True)
         self._thread.start()
 
@@ -38,13 +44,13 @@ class TritonMeter:
         """Raises a counter."""
         self._queue.put(("increment", name, amount, dict(labels or {})))
 
-    def set(self, name: str, value: float) -> None:
+    def set(self, name: str, value: float, labels: Mapping[str, str] | None = None) -> None:
         """Sets a gauge."""
-        self._queue.put(("set", name, value, {}))
+        self._queue.put(("set", name, value, dict(labels or {})))
 
-    def observe(self, name: str, value: float) -> None:
+    def observe(self, name: str, value: float, labels: Mapping[str, str] | None = None) -> None:
         """Adds a value to a histogram."""
-        self._queue.put(("observe", name, value, {}))
+        self._queue.put(("observe", name, value, dict(labels or {})))
 
     def poll(self, report: Callable[[], None]) -> None:
         """Calls `report` a few times a second on the metrics thread; it may use this meter."""
@@ -71,7 +77,9 @@ class TritonMeter:
                 return
             verb, name, value, labels = item
             try:
-                getattr(self._metric(name, labels), verb)(value)
+                metric = self._metric(name, labels)
+                if verb is not None:
+                    getattr(metric, verb)(value)
             except Exception:  # a metric must never take the model down
                 logger.exception("metric %s", name)
 

@@ -65,6 +65,7 @@ class EncodeStage:
         self._meter = meter
         self._clock = clock
         self._pixels_of: OrderedDict[bytes, bytes] = OrderedDict()  # file digest -> pixel digest
+        self._num_evictions = 0  # reported
 
     def run(self, files: Sequence[bytes]) -> list[Encoded | RelayError]:
         """One result per image file, in order; a bad image fails alone."""
@@ -77,8 +78,17 @@ class EncodeStage:
                 results[place] = error
         if new:
             self._encode(new, results)
-        self._meter.set("vlm_relay_leases", self._store.counts.num_leases_out)
+        self._report()
         return [result if result is not None else InternalError("the image was not encoded") for result in results]
+
+    def _report(self) -> None:
+        counts = self._store.counts
+        self._meter.set("vlm_relay_leases", counts.num_leases_out)
+        self._meter.set("vlm_relay_embeddings", counts.num_embeddings)
+        self._meter.set("vlm_relay_embedding_slots", counts.num_slots)
+        if counts.num_evictions > self._num_evictions:
+            self._meter.add("vlm_relay_embedding_evictions_total", counts.num_evictions - self._num_evictions)
+            self._num_evictions = counts.num_evictions
 
     def _look_up(self, file: bytes, place: int, new: dict[bytes, _New]) -> Encoded | None:
         """The embedding if it is in the store; else None, with the picture noted in `new`."""

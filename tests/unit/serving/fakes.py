@@ -200,10 +200,10 @@ class FakeMeter:
         key = name + "".join(f" {label}={value}" for label, value in sorted((labels or {}).items()))
         self.counters[key] = self.counters.get(key, 0.0) + amount
 
-    def set(self, name: str, value: float) -> None:
+    def set(self, name: str, value: float, labels: Mapping[str, str] | None = None) -> None:
         self.gauges[name] = value
 
-    def observe(self, name: str, value: float) -> None:
+    def observe(self, name: str, value: float, labels: Mapping[str, str] | None = None) -> None:
         self.observed.append(name)
 
 
