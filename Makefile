@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve up test lint unit integration chart chart-audit slow browser clients parser bench clean
+.PHONY: help setup demo serve up test lint unit integration chart chart-audit slow browser prometheus clients parser bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -66,6 +66,10 @@ slow: setup ## long runs: killed stages, and 20,000 requests (SOAK_REQUESTS) wit
 browser: ## the Chromium that drives the page's tests, from Debian (as root)
 	apt-get update -qq
 	apt-get install -y --no-install-recommends chromium chromium-driver fonts-dejavu-core
+
+prometheus: ## Prometheus and promtool, for the tests of alerts and dashboard, from Debian (as root)
+	apt-get update -qq
+	apt-get install -y --no-install-recommends prometheus
 
 clients: ## LangChain, LiteLLM and aiperf in an environment of their own, for the tests of the gateway
 	test -x build/clients/bin/python || $(PYTHON) -m venv build/clients
