@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
+from python_backend.decoder.fused import FusedLayers, can_fuse
 from python_backend.decoder.linear import (
     GROUP_BYTES,
     SUFFIXES,
@@ -21,6 +24,9 @@ from python_backend.decoder.operators import Operators, TorchOperators
 from python_backend.decoder.options import EngineOptions
 from python_backend.weights import DecoderConfig
 
+if TYPE_CHECKING:
+    from python_backend.decoder.model import Layer
+
 
 class KernelsMissing(RuntimeError):
     """The options ask for arithmetic that cannot be had here."""
@@ -33,6 +39,14 @@ class Kernels:
     operators: Operators
     make_linear: MakeLinear  # in the layers
     make_head: MakeLinear  # the output head, which stays in the model's dtype
+    library: ctypes.CDLL | None = None  # None: torch's
+    config: DecoderConfig | None = None
+
+    def fuse(self, layers: Sequence[Layer], norm: torch.Tensor) -> FusedLayers | None:
+        """The layers as one, for steps of decodes alone; None where they must be run one operator at a time."""
+        if self.library is None or self.config is None or not isinstance(self.operators, NativeOperators):
+            return None
+        return FusedLayers(self.library, self.config, self.operators, layers, norm) if can_fuse(layers) else None
 
 
 def choose_kernels(config: DecoderConfig, num_positions: int, options: EngineOptions) -> Kernels:
@@ -51,7 +65,8 @@ def choose_kernels(config: DecoderConfig, num_positions: int, options: EngineOpt
     if can_run(config, dtype):
         operators = NativeOperators(library, config, num_positions, dtype)
     make_head = _maker(library, NativeLinear)
-    return Kernels(operators, _maker(library, Int8Linear) if options.weights == "int8" else make_head, make_head)
+    make_linear = _maker(library, Int8Linear) if options.weights == "int8" else make_head
+    return Kernels(operators, make_linear, make_head, library, config)
 
 
 def _maker(library: ctypes.CDLL, kind: type[NativeLinear] | type[Int8Linear]) -> MakeLinear:

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -27,6 +28,25 @@ inline void store(float value, BFloat16& place) {  // to nearest, ties to even
     std::memcpy(&bits, &value, sizeof bits);
     uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     place.bits = static_cast<uint16_t>(value != value ? 0x7fc0 : rounded);
+}
+
+// e ** x for x <= 88, relative error below 2e-7: 2 ** n times the Taylor series of the rest, |rest| <= ln(2) / 2.
+inline float exponential(float x) {
+    float bounded = x > -87.0f ? x : -87.0f;
+    float n = std::nearbyint(bounded * 1.44269504f);
+    float rest = bounded - n * 0.693359375f + n * 2.12194440e-4f;  // ln(2) in two parts, the first exact in n
+    float series = 1.0f / 5040;
+    series = series * rest + 1.0f / 720;
+    series = series * rest + 1.0f / 120;
+    series = series * rest + 1.0f / 24;
+    series = series * rest + 1.0f / 6;
+    series = series * rest + 0.5f;
+    series = series * rest + 1.0f;
+    series = series * rest + 1.0f;
+    int32_t exponent = (static_cast<int32_t>(n) + 127) << 23;
+    float power;
+    std::memcpy(&power, &exponent, sizeof power);
+    return x == x ? series * power : x;
 }
 
 // Sixteen lanes, which compilers split on processors with narrower registers.

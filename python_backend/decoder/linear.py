@@ -17,8 +17,8 @@ from python_backend.decoder.memory import zeros
 Linear = Callable[[torch.Tensor], torch.Tensor]  # (n, in) to (n, out)
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]  # of a weight (out, in) and a bias (out,)
 
-SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}  # of the functions in the C++ files
-PANEL_OUTPUTS = 32  # as in products.cpp
+SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}  # of the functions in decoder.cpp
+PANEL_OUTPUTS = 32  # as in products.h
 GROUP_BYTES = 4
 INT8_LARGEST = 127
 
@@ -35,27 +35,31 @@ class PlainLinear:
 
 
 class NativeLinear:
-    """The product of `products.cpp`: at memory speed for few rows, and the same for a row whatever stands beside it."""
+    """The product of `products.h`: at memory speed for few rows, and the same for a row whatever stands beside it."""
 
     def __init__(self, library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._packed = pack(library, weight)
         self._bias = bias
-        self._num_outputs, self._num_inputs = weight.shape
+        self.num_outputs, self.num_inputs = weight.shape
         self._product = getattr(library, f"product_{SUFFIXES[weight.dtype]}")
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         assert inputs.is_contiguous(), "a product reads past strides"
-        out = inputs.new_empty(len(inputs), self._num_outputs)
+        out = inputs.new_empty(len(inputs), self.num_outputs)
         self._product(
             inputs.data_ptr(),
             self._packed.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
+            _address(self._bias),
             len(inputs),
-            self._num_inputs,
-            self._num_outputs,
+            self.num_inputs,
+            self.num_outputs,
             out.data_ptr(),
         )
         return out
+
+    def addresses(self) -> tuple[int | None, ...]:
+        """Of the weights, the bias, and what int8 has beside them."""
+        return self._packed.data_ptr(), _address(self._bias), None, None
 
 
 class Int8Linear:
@@ -68,28 +72,36 @@ class Int8Linear:
         self._totals = rounded.sum(1, dtype=torch.int32)
         self._packed = pack(library, rounded)
         self._bias = bias
-        self._num_outputs, self._num_inputs = weight.shape
+        self.num_outputs, self.num_inputs = weight.shape
         self._product = getattr(library, f"product_int8_{SUFFIXES[weight.dtype]}")
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         assert inputs.is_contiguous(), "a product reads past strides"
-        out = inputs.new_empty(len(inputs), self._num_outputs)
+        out = inputs.new_empty(len(inputs), self.num_outputs)
         self._product(
             inputs.data_ptr(),
             self._packed.data_ptr(),
             self._steps.data_ptr(),
             self._totals.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
+            _address(self._bias),
             len(inputs),
-            self._num_inputs,
-            self._num_outputs,
+            self.num_inputs,
+            self.num_outputs,
             out.data_ptr(),
         )
         return out
 
+    def addresses(self) -> tuple[int | None, ...]:
+        """Of the weights, the bias, the value of a step and the sum of each output's weights."""
+        return self._packed.data_ptr(), _address(self._bias), self._steps.data_ptr(), self._totals.data_ptr()
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
 
 def pack(library: ctypes.CDLL, weight: torch.Tensor) -> torch.Tensor:
-    """A weight (out, in) in the panels that `products.cpp` reads, as bytes."""
+    """A weight (out, in) in the panels that `products.h` reads, as bytes."""
     num_outputs, num_inputs = weight.shape
     row_bytes = num_inputs * weight.dtype.itemsize
     num_panels = -(-num_outputs // PANEL_OUTPUTS)

@@ -13,7 +13,6 @@ from torch.nn import functional
 from python_backend.decoder.kernels import Kernels
 from python_backend.decoder.kv_cache import KeyValueCache
 from python_backend.decoder.linear import Linear, MakeLinear
-from python_backend.decoder.operators import attend_prompt, gather
 from python_backend.weights import DecoderConfig, DecoderWeights, LayerWeights
 
 
@@ -69,6 +68,7 @@ class LlamaModel:
         self._norm = weights.norm
         self._head: Linear = kernels.make_head(weights.head, None)
         self._layers = [Layer(layer, kernels.make_linear) for layer in weights.layers]
+        self._fused = kernels.fuse(self._layers, self._norm)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """The embeddings of token ids, (n,) to (n, w)."""
@@ -76,6 +76,9 @@ class LlamaModel:
 
     def forward(self, step: PackedStep, cache: KeyValueCache) -> torch.Tensor:
         """The logits of the step's `logit_rows`, (r, vocab), float32."""
+        if self._fused is not None and step.decode is not None and not step.prompts:
+            normed = self._fused.decode(step.inputs, step.positions, step.blocks, step.decode, cache)
+            return self._head(normed[step.logit_rows]).float()
         operators, hidden = self._operators, step.inputs
         added: torch.Tensor | None = None
         for index, layer in enumerate(self._layers):
@@ -96,7 +99,7 @@ class LlamaModel:
             size = len(lengths)
             attended[:size] = self._operators.attend_decodes(query[:size], keys, values, tables, lengths)
         for span in step.prompts:
-            length = span.num_before + span.last - span.first
-            past = (gather(blocks, span.table[None])[0, :, :length] for blocks in (keys, values))
-            attended[span.first : span.last] = attend_prompt(query[span.first : span.last], *past)
+            attended[span.first : span.last] = self._operators.attend_prompt(
+                query[span.first : span.last], keys, values, span.table, span.num_before
+            )
         return attended

@@ -1,4 +1,4 @@
-"""The operators of the C++ files beside this one, compiled for the processor at hand when they are first needed."""
+"""The operators of `decoder.cpp`, compiled for the processor at hand when they are first needed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from python_backend.weights import DecoderConfig
 logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
-SOURCES = (FOLDER / "operators.cpp", FOLDER / "products.cpp")
-HEADERS = (FOLDER / "lanes.h",)
+SOURCE = FOLDER / "decoder.cpp"
 CACHE = Path("~/.cache/vlm-relay")
 COMPILERS = ("g++", "clang++", "c++")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
@@ -37,6 +36,8 @@ _SIGNATURES: dict[str, list[type[ctypes._SimpleCData[Any]]]] = {
     "add_and_norm": [*[_ADDRESS] * 4, *[_INTEGER] * 2, _REAL],
     "gate": [*[_ADDRESS] * 2, *[_INTEGER] * 2],
     "rotate_and_store": [*[_ADDRESS] * 5, *[_INTEGER] * 5, *[_ADDRESS] * 3],
+    "attend_prompt": [*[_ADDRESS] * 4, *[_INTEGER] * 6, _REAL, _ADDRESS],
+    "decode": [_ADDRESS] * 6,
     "product": [*[_ADDRESS] * 3, *[_INTEGER] * 3, _ADDRESS],
     "product_int8": [*[_ADDRESS] * 5, *[_INTEGER] * 3, _ADDRESS],
 }
@@ -47,11 +48,11 @@ class NativeOperators:
 
     def __init__(self, library: ctypes.CDLL, config: DecoderConfig, num_positions: int, dtype: torch.dtype) -> None:
         self._config = config
-        self._scale = config.head_width**-0.5
-        self._cosine, self._sine = (table.contiguous() for table in rotary_tables(config, num_positions))
-        names = ("attend_decodes", "add_and_norm", "gate", "rotate_and_store")
-        functions = [getattr(library, f"{name}_{SUFFIXES[dtype]}") for name in names]
-        self._attend_decodes, self._add_and_norm, self._gate, self._rotate_and_store = functions
+        self.scale = config.head_width**-0.5  # of attention's scores
+        self.cosine, self.sine = (table.contiguous() for table in rotary_tables(config, num_positions))
+        names = ("attend_decodes", "attend_prompt", "add_and_norm", "gate", "rotate_and_store")
+        functions = (getattr(library, f"{name}_{SUFFIXES[dtype]}") for name in names)
+        self._attend_decodes, self._attend_prompt, self._add_and_norm, self._gate, self._rotate_and_store = functions
 
     def add_and_norm(self, hidden: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
         """See `Operators`."""
@@ -83,8 +84,8 @@ class NativeOperators:
         query = heads.new_empty(len(heads), config.num_heads, config.head_width)
         self._rotate_and_store(
             heads.data_ptr(),
-            self._cosine.data_ptr(),
-            self._sine.data_ptr(),
+            self.cosine.data_ptr(),
+            self.sine.data_ptr(),
             positions.data_ptr(),
             blocks.data_ptr(),
             len(heads),
@@ -122,7 +123,30 @@ class NativeOperators:
             config.head_width,
             keys.shape[2],
             tables.shape[1],
-            self._scale,
+            self.scale,
+            out.data_ptr(),
+        )
+        return out
+
+    def attend_prompt(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, num_before: int
+    ) -> torch.Tensor:
+        """See `Operators`; reads the blocks where they are."""
+        _check_contiguous(query, keys, values, table)
+        config = self._config
+        out = torch.empty_like(query)
+        self._attend_prompt(
+            query.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            table.data_ptr(),
+            len(query),
+            num_before,
+            config.num_kv_heads,
+            config.num_heads // config.num_kv_heads,
+            config.head_width,
+            keys.shape[2],
+            self.scale,
             out.data_ptr(),
         )
         return out
@@ -179,7 +203,7 @@ def _compile(compiler: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / path.name
-        command = [compiler, *FLAGS, *map(str, SOURCES), "-o", str(built)]
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(built)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_LIMIT_S)
         os.replace(built, path)  # whole or not at all, whoever else compiles it
     logger.info("operators compiled to %s", path)
@@ -187,7 +211,7 @@ def _compile(compiler: str, path: Path) -> None:
 
 def _fingerprint(compiler: str) -> str:
     """Of all that the compiled code depends on: source, flags, compiler, and the processor's abilities."""
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in (*SOURCES, *HEADERS)))
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in (SOURCE, *sorted(FOLDER.glob("*.h")))))
     digest.update(repr((compiler, FLAGS, platform.machine(), _processor())).encode())
     return digest.hexdigest()[:16]
 

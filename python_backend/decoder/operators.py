@@ -46,6 +46,14 @@ class Operators(Protocol):
         `tables` (b, blocks) has each sequence's blocks, filled up to a common number. The result is (b, h, d).
         """
 
+    def attend_prompt(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, num_before: int
+    ) -> torch.Tensor:
+        """What each token of a part of a prompt, `query` (n, h, d), takes from itself and all tokens before it.
+
+        The part stands behind `num_before` tokens of its sequence; `table` (blocks,) has all their blocks.
+        """
+
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up, (n, m), of both in one row, (n, 2 m)."""
 
@@ -100,6 +108,14 @@ class TorchOperators:
         attended = functional.scaled_dot_product_attention(grouped, key, value, attn_mask=mask[:, None, None, :])
         return attended.reshape(query.shape)
 
+    def attend_prompt(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, num_before: int
+    ) -> torch.Tensor:
+        """See `Operators`; copies the blocks."""
+        length = num_before + len(query)
+        past = (gather(blocks, table[None])[0, :, :length] for blocks in (keys, values))
+        return attend_causally(query, *past)
+
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `Operators`."""
         gate, up = gate_up.chunk(2, dim=-1)
@@ -129,7 +145,7 @@ def gather(blocks: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
     return parts.view(tables.shape[0], num_heads, -1, head_width)
 
 
-def attend_prompt(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def attend_causally(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """Causal attention of the last tokens (n, h, d) of a sequence to all of it, (k, length, d)."""
     num_kv_heads, length, head_width = key.shape
     num_tokens = query.shape[0]

@@ -79,6 +79,39 @@ def test_decode_attention_equals_torchs(
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("heads", [(4, 4, 64), (8, 2, 16), (2, 1, 128), (6, 3, 48)])
+@pytest.mark.parametrize(("num_before", "num_tokens"), [(0, 1), (0, 13), (0, 40), (5, 14), (31, 33), (60, 4)])
+def test_prompt_attention_equals_torchs(
+    config: DecoderConfig, dtype: torch.dtype, heads: tuple[int, int, int], num_before: int, num_tokens: int
+) -> None:
+    compiled, plain = pair(shaped(config, *heads), dtype)
+    shape = (NUM_BLOCKS + 1, heads[1], BLOCK_TOKENS, heads[2])
+    keys, values = 2 * random(1, *shape, dtype=dtype), random(2, *shape, dtype=dtype)
+    query = random(3, num_tokens, heads[0], heads[2], dtype=dtype)
+    table = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(4))
+
+    found = compiled.attend_prompt(query, keys, values, table, num_before)
+    expected = plain.attend_prompt(query, keys, values, table, num_before)
+
+    torch.testing.assert_close(found, expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_a_prompt_attends_alike_however_it_is_cut(config: DecoderConfig, dtype: torch.dtype) -> None:
+    compiled, _ = pair(shaped(config, 4, 2, 32), dtype)
+    shape = (NUM_BLOCKS + 1, 2, BLOCK_TOKENS, 32)
+    keys, values = random(1, *shape, dtype=dtype), random(2, *shape, dtype=dtype)
+    query, table = random(3, 70, 4, 32, dtype=dtype), torch.arange(NUM_BLOCKS)
+
+    whole = compiled.attend_prompt(query, keys, values, table, 0)
+
+    for first, last in ((0, 70), (0, 20), (20, 21), (21, 70), (64, 70)):
+        assert torch.equal(compiled.attend_prompt(query[first:last], keys, values, table, first), whole[first:last])
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("has_added", [False, True])
 def test_add_and_norm_equals_torchs(config: DecoderConfig, dtype: torch.dtype, has_added: bool) -> None:
     compiled, plain = pair(config, dtype)

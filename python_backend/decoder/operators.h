@@ -1,8 +1,9 @@
 // The decoder's operators between the matrix products, for CPUs: one pass over memory each.
 //
-// Plain C++17 with OpenMP, so that any compiler builds it in a second or two for the machine it runs on.
 // Values are computed in float32 whatever they are stored in. A value that is not finite stays so: the engine
 // looks for it in the logits. Names of sizes as in model.py; all tensors are contiguous.
+
+#pragma once
 
 #include <omp.h>
 
@@ -15,25 +16,6 @@
 #include "lanes.h"
 
 namespace {
-
-// e ** x for x <= 88, relative error below 2e-7: 2 ** n times the Taylor series of the rest, |rest| <= ln(2) / 2.
-inline float exponential(float x) {
-    float bounded = x > -87.0f ? x : -87.0f;
-    float n = std::nearbyint(bounded * 1.44269504f);
-    float rest = bounded - n * 0.693359375f + n * 2.12194440e-4f;  // ln(2) in two parts, the first exact in n
-    float series = 1.0f / 5040;
-    series = series * rest + 1.0f / 720;
-    series = series * rest + 1.0f / 120;
-    series = series * rest + 1.0f / 24;
-    series = series * rest + 1.0f / 6;
-    series = series * rest + 0.5f;
-    series = series * rest + 1.0f;
-    series = series * rest + 1.0f;
-    int32_t exponent = (static_cast<int32_t>(n) + 127) << 23;
-    float power;
-    std::memcpy(&power, &exponent, sizeof power);
-    return x == x ? series * power : x;
-}
 
 struct AttentionSizes {
     int64_t num_kv_heads, group, head_width, block_tokens, max_blocks;
@@ -60,25 +42,16 @@ struct Running {
     float* total;    // (group,): sum of the weights
 };
 
-// Fetches a row that is needed soon. Measured: a fifth faster for two-byte values, slower for float32, whose runs are
-// long enough for the processor's own prefetching.
-template <typename T>
-inline void prefetch_row(const T* row, int64_t width) {
-    if (sizeof(T) > 2) return;
-    for (int64_t i = 0; i < width; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + i);
-}
-
-// One block of one key head: `count` keys and values, while those that are `ahead` of them in memory are fetched.
+// One block of one key head: `count` keys and values.
 // `fixed` is the lane groups in a head, 0 for any number.
 template <typename T, int fixed>
-void attend_block(const T* key, const T* value, int64_t ahead, int64_t count, int64_t group, int64_t width,
-                  const Running& run, float* scores) {
+void attend_block(const T* key, const T* value, int64_t count, int64_t group, int64_t width, const Running& run,
+                  float* scores) {
     const int64_t parts = fixed ? fixed : width / lanes;
     for (int64_t g = 0; g < group; ++g) {
         const float* query = run.queries + g * width;
         float peak = run.highest[g];
         for (int64_t t = 0; t < count; ++t) {
-            if (g == 0) prefetch_row(key + ahead + t * width, width);
             Lanes dot = load(query) * load(key + t * width);
             for (int64_t part = 1; part < parts; ++part)
                 dot += load(query + part * lanes) * load(key + t * width + part * lanes);
@@ -99,11 +72,9 @@ void attend_block(const T* key, const T* value, int64_t ahead, int64_t count, in
         for (int64_t part = 0; part < parts; part += step) {
             float* sum = run.sums + g * width + part * lanes;
             for (int64_t i = 0; i < step; ++i) result[i] = load(sum + i * lanes) * correction;
-            for (int64_t t = 0; t < count; ++t) {
-                if (g == 0) prefetch_row(value + ahead + (t * parts + part) * lanes, step * lanes);
+            for (int64_t t = 0; t < count; ++t)
                 for (int64_t i = 0; i < step; ++i)
                     result[i] += scores[t] * load(value + t * width + (part + i) * lanes);
-            }
             std::memcpy(sum, result, sizeof result);
         }
     }
@@ -127,11 +98,7 @@ void attend_heads(const T* query, const T* keys, const T* values, const int64_t*
         const int64_t start = table[first / tokens] * sizes.num_kv_heads;
         for (int64_t h = first_head; h < last_head; ++h) {
             const int64_t at = (start + h) * tokens * width, row = (h - first_head) * group;
-            int64_t next = start + h + 1;
-            if (h + 1 == last_head)
-                next = first + tokens < length ? table[first / tokens + 1] * sizes.num_kv_heads + first_head : start + h;
-            attend_block<T, fixed>(keys + at, values + at, next * tokens * width - at,
-                                   std::min(tokens, length - first), group, width,
+            attend_block<T, fixed>(keys + at, values + at, std::min(tokens, length - first), group, width,
                                    {queries + row * width, sums + row * width, highest + row, total + row},
                                    total + num_queries);
         }
@@ -146,7 +113,7 @@ void attend_decodes(const T* query, const T* keys, const T* values, const int64_
                     const int64_t* lengths, int64_t num_sequences, const AttentionSizes& sizes, T* out) {
     const int64_t row = sizes.num_kv_heads * sizes.group * sizes.head_width;
     const int64_t threads = omp_get_max_threads();
-    const int64_t parts = std::min(sizes.num_kv_heads, (4 * threads - 1) / num_sequences + 1);
+    const int64_t parts = std::min(sizes.num_kv_heads, (threads - 1) / num_sequences + 1);
     auto attend = sizes.head_width == 4 * lanes   ? attend_heads<T, 4>
                   : sizes.head_width == 8 * lanes ? attend_heads<T, 8>
                                                   : attend_heads<T, 0>;
@@ -235,30 +202,3 @@ void rotate_and_store(const T* heads, const float* cosine, const float* sine, co
 }
 
 }  // namespace
-
-#define OPERATORS(T, suffix)                                                                                    \
-    extern "C" void attend_decodes_##suffix(const T* query, const T* keys, const T* values,                     \
-                                            const int64_t* tables, const int64_t* lengths,                      \
-                                            int64_t num_sequences, int64_t num_kv_heads, int64_t group,         \
-                                            int64_t head_width, int64_t block_tokens, int64_t max_blocks,       \
-                                            float scale, T* out) {                                              \
-        attend_decodes<T>(query, keys, values, tables, lengths, num_sequences,                                  \
-                          {num_kv_heads, group, head_width, block_tokens, max_blocks, scale}, out);             \
-    }                                                                                                           \
-    extern "C" void add_and_norm_##suffix(T* hidden, const T* added, const T* weight, T* out, int64_t num_rows, \
-                                          int64_t width, float epsilon) {                                       \
-        add_and_norm<T>(hidden, added, weight, out, num_rows, width, epsilon);                                  \
-    }                                                                                                           \
-    extern "C" void gate_##suffix(const T* gate_up, T* out, int64_t num_rows, int64_t width) {                  \
-        gate<T>(gate_up, out, num_rows, width);                                                                 \
-    }                                                                                                           \
-    extern "C" void rotate_and_store_##suffix(                                                                  \
-        const T* heads, const float* cosine, const float* sine, const int64_t* positions,                       \
-        const int64_t* blocks, int64_t num_rows, int64_t num_heads, int64_t num_kv_heads, int64_t head_width,   \
-        int64_t block_tokens, T* query, T* keys, T* values) {                                                   \
-        rotate_and_store<T>(heads, cosine, sine, positions, blocks, num_rows,                                   \
-                            {num_heads, num_kv_heads, head_width, block_tokens}, query, keys, values);          \
-    }
-
-OPERATORS(float, float32)
-OPERATORS(BFloat16, bfloat16)
