@@ -178,9 +178,12 @@ class SimulatedDecoder:
 
     def _blocks_for(self, num_steps: int) -> int:
         """Blocks that the second to the last of so many steps need."""
-        rounds, rest = divmod(num_steps - 1, self._block_tokens)
-        phases, size, step = self._phases, self._block_tokens, self.num_steps
-        return rounds * self._num_decoding + sum(phases[-(step + 1 + index) % size] for index in range(rest))
+        size, phases = self._block_tokens, self._phases
+        rounds, rest = divmod(num_steps - 1, size)
+        first = -(self.num_steps + rest) % size  # of the phases that need one in the `rest` steps, which come in a row
+        last = first + rest
+        some = sum(phases[first:last]) if last <= size else sum(phases[first:]) + sum(phases[: last - size])
+        return rounds * self._num_decoding + some
 
     def _complete(self, sequence: SimulatedSequence, num_tokens: int) -> None:
         """A chunk is in the cache; the last one of a prompt gives a token."""
@@ -247,23 +250,27 @@ class SimulatedDecoder:
     def _choose(self) -> None:
         """Starts the next step, or a run of steps."""
         has_preempted = self._grow() if self._num_decoding else False
-        num_decoding = self._num_decoding
+        chunks, num_last = self._choose_chunks(has_preempted) if self._started or self.waiting else ([], 0)
+        self._began_s = self._agenda.now_s
+        if chunks:
+            self._chunks = chunks
+            self.work.begin(self._step_seconds(chunks, num_last))
+        elif self._num_decoding:
+            self._run = run = DecodeRun(self._rates, self._num_decoding, self._context, self._longest_run())
+            self.work.begin(run.seconds(run.num_steps))
+
+    def _choose_chunks(self, has_preempted: bool) -> tuple[list[tuple[SimulatedSequence, int]], int]:
+        """What of which prompts is computed; the first so many chunks are the last tokens of their prompts."""
         # A prompt with one token left is to the engine like a sequence that decodes.
         chunks = [(sequence, 1) for sequence in self._started if 0 < sequence.num_computed == sequence.known - 1]
         num_last = len(chunks)
-        num_free = count_free_tokens(num_decoding + num_last, self._max_step_tokens, self._budget)
+        num_free = count_free_tokens(self._num_decoding + num_last, self._max_step_tokens, self._budget)
         for sequence in self._started:
             if num_free > 0 and not 0 < sequence.num_computed == sequence.known - 1:
                 num_free -= self._add_chunk(sequence, num_free, chunks)
         while not has_preempted and num_free > 0 and self.waiting and self._has_room(self.waiting[0]):
             num_free -= self._add_chunk(self._admit(), num_free, chunks)
-        self._began_s = self._agenda.now_s
-        if chunks:
-            self._chunks = chunks
-            self.work.begin(self._step_seconds(chunks, num_last))
-        elif num_decoding:
-            self._run = run = DecodeRun(self._rates, num_decoding, self._context, self._longest_run())
-            self.work.begin(run.seconds(run.num_steps))
+        return chunks, num_last
 
     def _add_chunk(
         self, sequence: SimulatedSequence, num_free: int, chunks: list[tuple[SimulatedSequence, int]]

@@ -83,7 +83,11 @@ class SimulatedEncoder:
                     self._is_alarmed = True
                     self._agenda.at(due_s, self._alarm)
                 return
-        self._batch = [queue.popleft() for _ in range(min(len(queue), self._max_batch))]
+        if len(queue) <= self._max_batch:
+            self._batch = list(queue)
+            queue.clear()
+        else:
+            self._batch = [queue.popleft() for _ in range(self._max_batch)]
         units = self._new_units()
         if units == 0:
             self._batch_done()

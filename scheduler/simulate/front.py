@@ -5,6 +5,7 @@ arrival ─▶ waiting room ─▶ decision ─▶ encoders ─▶ hop and copy 
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -94,9 +95,9 @@ class ImageOfRequest:
 class Tally:
     """What was counted on the way."""
 
-    reasons: dict[str, int] = field(default_factory=dict)
-    modes: dict[str, int] = field(default_factory=dict)
-    link_bytes: dict[str, float] = field(default_factory=dict)  # by class of the link
+    reasons: Counter[str] = field(default_factory=Counter)
+    modes: Counter[str] = field(default_factory=Counter)
+    link_bytes: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # by class of the link
     num_retries: int = 0
 
 
@@ -120,6 +121,7 @@ class Front:
         self.room: WaitingRoom[LiveRequest] = WaitingRoom(limits.max_waiting + 1, limits.ageing_s)
         self.serving: set[LiveRequest] = set()
         self.tally = Tally()
+        self._link_bytes = self.tally.link_bytes
         self.ended: Callable[[LiveRequest], None] | None = None  # told of each end, for closed loops
         self._router = router
         self._pools = pools
@@ -177,9 +179,8 @@ class Front:
             self.end(live, REFUSED)
             return
         live.place = self.ledger.take(decision, live.shape)
-        reasons, modes = self.tally.reasons, self.tally.modes
-        reasons[decision.reason_kind] = reasons.get(decision.reason_kind, 0) + 1
-        modes[decision.mode] = modes.get(decision.mode, 0) + 1
+        self.tally.reasons[decision.reason_kind] += 1
+        self.tally.modes[decision.mode] += 1
         self._outcomes.note_mode(live.index, decision.mode)
         if not decision.encoders:
             self._decode((live, live.attempt))
@@ -188,7 +189,8 @@ class Front:
         shape, attempt = live.shape, live.attempt
         keys = shape.image_keys or (None,) * live.images_left
         for name, key in zip(decision.encoders, keys, strict=True):
-            self._note(live, "encode", name)
+            if self._log is not None:
+                self._note(live, "encode", name)
             self._encoders[name].push(ImageOfRequest(live, attempt, key, shape.image_units))
 
     def image_done(self, job: ImageJob) -> None:
@@ -205,15 +207,14 @@ class Front:
 
     def _copy_s(self, decision: Decision, units: float) -> float:
         """The control hop, and the copies from each encoder, one after the other."""
-        pools, d, link_bytes = self._pools, self._d[decision.decoder], self.tally.link_bytes
+        pools, d, encoders = self._pools, self._d[decision.decoder], decision.encoders
         seconds = pools.hop_s[d]
-        for name in dict.fromkeys(decision.encoders):
+        for name in encoders[:1] if len(encoders) == 1 else dict.fromkeys(encoders):
             e = self._e[name]
-            num_images = decision.encoders.count(name)
-            seconds += pools.start_s[d][e] + num_images * units * pools.image_s[d][e]
+            moved = encoders.count(name) * units
+            seconds += pools.start_s[d][e] + moved * pools.image_s[d][e]
             link = pools.links[d][e]
-            kind = "same device" if link is None else link.link
-            link_bytes[kind] = link_bytes.get(kind, 0.0) + num_images * units * self._embedding_bytes
+            self._link_bytes["same device" if link is None else link.link] += moved * self._embedding_bytes
         return seconds
 
     def _decode(self, what: tuple[LiveRequest, int]) -> None:

@@ -11,6 +11,7 @@ from scheduler.simulate.workload import Floats, Workload
 
 OPEN, DONE, REFUSED, LATE, CANCELLED, FAILED = range(6)
 MODES = ("", "serial", "split", "text")
+_NUMBER_OF = {name: number for number, name in enumerate(MODES)}
 
 
 class Outcomes:
@@ -29,7 +30,7 @@ class Outcomes:
 
     def note_mode(self, index: int, mode: str) -> None:
         """How a request was placed, the last time that it was."""
-        self.mode[index] = MODES.index(mode)
+        self.mode[index] = _NUMBER_OF[mode]
 
     def note_end(self, index: int, outcome: int, first_s: float, ended_s: float, num_given: int) -> None:
         """How and when a request ended; a negative `first_s` is no token at all."""
