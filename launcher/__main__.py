@@ -159,6 +159,7 @@ def _add_clients(commands: Commands[argparse.ArgumentParser]) -> None:
 def _add_planning(commands: Commands[argparse.ArgumentParser]) -> None:
     """What prepares or explains a deployment."""
     import scheduler.__main__ as render
+    import scheduler.advise.__main__ as advise
     import scheduler.simulate.__main__ as simulate
     import scheduler.topology.command as topology
 
@@ -180,6 +181,12 @@ def _add_planning(commands: Commands[argparse.ArgumentParser]) -> None:
     command = commands.add_parser("simulate", help="serve a workload on a simulated server of a profile")
     simulate.configure(command)
     command.set_defaults(run=simulate.run)
+
+    command = commands.add_parser(
+        "advise", help="whether to give the encoder GPUs of its own, and which profile to run"
+    )
+    advise.configure(command)
+    command.set_defaults(run=advise.run)
 
     command = commands.add_parser("topology", help="show what links this machine's GPUs, or those of a text")
     topology.configure(command)

@@ -106,9 +106,7 @@ class Restarter:
             raise RestartFailed(f"{verb}: {response.status} {text.strip()[:300]}")
 
 
-def retry(
-    act: Callable[[], object], is_over: Callable[[], bool], pause: Callable[[float], bool], what: str
-) -> None:
+def retry(act: Callable[[], object], is_over: Callable[[], bool], pause: Callable[[float], bool], what: str) -> None:
     """Does `act` until it raises no `RestartFailed`, with pauses that double; gives up when it is over."""
     pause_s = FIRST_PAUSE_S
     while not is_over():

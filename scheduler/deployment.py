@@ -47,11 +47,21 @@ def read_topology(profile: Profile, path: Path, topology_file: Path | None = Non
     if file is None:
         devices = (*profile.encode.devices, *profile.decode.devices)
         return Topology(source="none") if set(devices) == {"cpu"} else discover()
+    return read_topology_file(file, profile.topology.gpu_name)
+
+
+def read_topology_file(file: Path, gpu_name: str | None = None) -> Topology:
+    """The topology in a recorded text; `gpu_name` says what its GPUs are.
+
+    Raises:
+        ProfileRefused: the file cannot be read, or holds no link matrix.
+    """
     try:
         topology = parse(decode(file.read_bytes()))
     except OSError as error:
         raise ProfileRefused(f"topology {file}: {error.strerror}") from error
     except TopologyRefused as error:
         raise ProfileRefused(f"topology {file}: {error}") from error
-    name = profile.topology.gpu_name
-    return topology if name is None else replace(topology, gpus=tuple(replace(gpu, name=name) for gpu in topology.gpus))
+    if gpu_name is None:
+        return topology
+    return replace(topology, gpus=tuple(replace(gpu, name=gpu_name) for gpu in topology.gpus))

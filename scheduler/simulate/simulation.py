@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -69,6 +70,7 @@ class Simulation:
         self._samples = Samples()
         self._spans: list[Span] = []
         self._columns = _Columns(workload)
+        self._num_outages: Counter[str] = Counter()
 
     def run(self) -> Run:
         """Serves the whole workload."""
@@ -223,22 +225,34 @@ class Simulation:
         """Its work stops at once; that is seen a little later, and only then its requests are tried elsewhere."""
         replica = self._encoders.get(name) or self._decoders[name]
         replica.is_dead = True
+        self._num_outages[name] += 1
         self._agenda.at(self._agenda.now_s + DETECTION_S, self._see_death, (name, replica.die()))
 
     def _see_death(self, what: tuple[str, list[object]]) -> None:
         name, lost = what
         replica = self._encoders.get(name) or self._decoders[name]
         self._front.ledger.set_available(name, not replica.is_dead)
-        for each in [*lost, *(replica.die() if replica.is_dead else ())]:
-            if isinstance(each, ImageOfRequest):
-                self._front.lost(each.live, 0, each.attempt)
-            elif isinstance(each, SimulatedSequence) and isinstance(each.job, LiveRequest):
-                self._front.lost(each.job, each.num_given, each.job.attempt)
+        self._try_again([*lost, *(replica.die() if replica.is_dead else ())])
 
     def _return(self, name: str) -> None:
-        replica = self._encoders.get(name) or self._decoders[name]
-        replica.is_dead = False
-        self._front.ledger.set_available(name, True)
+        """Comes back empty, unless another outage goes on: what was sent to it meanwhile is lost."""
+        self._num_outages[name] -= 1
+        if self._num_outages[name] == 0:
+            replica = self._encoders.get(name) or self._decoders[name]
+            left = replica.die()
+            replica.is_dead = False
+            self._front.ledger.set_available(name, True)
+            self._try_again(left)
+
+    def _try_again(self, lost: Iterable[object]) -> None:
+        for each in lost:
+            if isinstance(each, ImageOfRequest):
+                self._front.lost(each.live, 0, each.attempt)
+                continue
+            assert isinstance(each, SimulatedSequence)
+            live = each.job
+            if isinstance(live, LiveRequest) and live.sequence is each:
+                self._front.lost(live, each.num_given, live.attempt)
 
     def _works(self) -> Iterator[tuple[str, Work]]:
         for encoder in self._encoders.values():

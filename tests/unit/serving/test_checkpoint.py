@@ -70,9 +70,7 @@ def test_a_longer_weight_file_changes_the_fingerprint(folder: Path) -> None:
     assert fingerprint(folder) != before
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "preprocessor_config.json", "processor_config.json", "tokenizer.json"]
-)
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "processor_config.json", "tokenizer.json"])
 def test_configuration_and_tokenizer_change_the_fingerprint(folder: Path, name: str) -> None:
     before = fingerprint(folder)
 

@@ -181,9 +181,7 @@ def test_a_file_that_breaks_off_is_found_when_it_is_decoded() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
-def test_a_photo_taken_sideways_is_turned_upright(
-    kind: str, orientation: int, turned: Image.Transpose | None
-) -> None:
+def test_a_photo_taken_sideways_is_turned_upright(kind: str, orientation: int, turned: Image.Transpose | None) -> None:
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
     expected = PICTURE if turned is None else PICTURE.transpose(turned)

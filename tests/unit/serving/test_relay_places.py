@@ -89,9 +89,7 @@ def test_a_draining_server_refuses_new_requests_and_finishes_the_running(world: 
     refused = world.ask("refused")
     gate.open()
 
-    assert refused.log == [
-        "[UNAVAILABLE] the server is stopping and takes no new requests; retry after 5 s"
-    ]
+    assert refused.log == ["[UNAVAILABLE] the server is stopping and takes no new requests; retry after 5 s"]
     assert running.wait() == HELD
 
 

@@ -36,9 +36,7 @@ def test_both_ends_of_a_range_are_allowed(name: str, lowest: float, highest: flo
 
 
 @pytest.mark.parametrize(("name", "lowest", "highest", "step"), BOUNDS)
-def test_beyond_a_range_the_name_and_the_value_are_told(
-    name: str, lowest: float, highest: float, step: float
-) -> None:
+def test_beyond_a_range_the_name_and_the_value_are_told(name: str, lowest: float, highest: float, step: float) -> None:
     for value in (lowest - step, highest + step):
         with pytest.raises(InvalidSampling) as refused:
             sampling_from({name: value})

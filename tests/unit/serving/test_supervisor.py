@@ -98,9 +98,7 @@ def test_a_restart_is_given_up_when_the_server_stops() -> None:
 
 def test_a_killed_process_has_no_pulse_at_once(tmp_path: Path) -> None:
     path = pulse_path("1-1-1", "stage", tmp_path)
-    process = subprocess.Popen(
-        [sys.executable, "-c", BEATS.format(path=str(path))], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", BEATS.format(path=str(path))], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "beating\n"
     assert is_beating(path, time.monotonic())

@@ -111,9 +111,7 @@ def test_a_changed_weight_makes_the_encoder_stale(checkpoint: Path, artifacts: P
 
 
 @pytest.mark.parametrize("damage", ["no manifest", "no graph", "broken manifest", "another layout"])
-def test_what_is_not_whole_is_not_current(
-    facts: CheckpointFacts, artifacts: Path, tmp_path: Path, damage: str
-) -> None:
+def test_what_is_not_whole_is_not_current(facts: CheckpointFacts, artifacts: Path, tmp_path: Path, damage: str) -> None:
     folder = shutil.copytree(artifacts, tmp_path / "artifacts")
     manifest = folder / MANIFEST_FILE
     if damage == "no manifest":

@@ -1,0 +1,1 @@
+"""Whether to split, and how: plans compared by simulation, each tuned."""
