@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve up test lint unit integration chart chart-audit slow browser prometheus clients parser bench clean
+.PHONY: help setup demo serve up test lint unit integration chart chart-audit slow browser prometheus clients gpu-checks bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -76,9 +76,9 @@ clients: ## LangChain, LiteLLM and aiperf in an environment of their own, for th
 	build/clients/bin/python -m pip install --quiet --disable-pip-version-check \
 	    langchain-openai==1.7.4 litellm==1.110.2 aiperf==0.13.0
 
-parser: setup ## NVIDIA's ONNX parser on the encoder's graph, without a GPU: installs it, and runs its tests
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[parser]'
-	$(BIN)/pytest tests/unit/vision/test_parser.py
+gpu-checks: setup ## what can be checked of the GPU's code without one: installs NVIDIA's ONNX parser and Triton's compiler
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[gpu-checks]'
+	$(BIN)/pytest tests/unit/vision/test_parser.py tests/unit/decoder/test_gpu_kernels.py
 
 bench: setup ## handle against tensor passing, on the real server
 	$(BIN)/python -m benchmarks.handle_vs_tensor

@@ -97,7 +97,7 @@ class DecodeTable(Table):
     devices: Devices = ("cpu",)  # as in [encode]
     cpus: CpuLists = ()
     threads: Positive = 2  # per replica
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     weights: Literal["plain", "int8"] = "plain"  # int8: half of bfloat16's memory traffic, rounded; on a CPU
     max_sequences: Positive = 32  # decoded together in one step
     max_waiting: Positive = 256  # accepted, not yet running
@@ -105,6 +105,7 @@ class DecodeTable(Table):
     block_tokens: Positive = 16
     kv_cache_mib: Positive = 512
     step_limit_ms: Positive = 500  # prompts are cut so that a step beside running decodes takes about so long
+    graphs: bool = True  # on a GPU: decode steps recorded as CUDA graphs, one per batch size
     compile: bool = True  # on a CPU: operators compiled at the first start, where there is a compiler
 
 

@@ -47,7 +47,9 @@ class StepChooser:
         max_sequences: int,
         max_step_tokens: int,
         shares_prefixes: bool,
+        num_ahead: int = 0,
     ) -> None:
+        """`num_ahead`: tokens beyond the newest whose blocks a decoding sequence takes too, while there are some."""
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self.num_preemptions = 0
@@ -58,6 +60,7 @@ class StepChooser:
         self._max_sequences = max_sequences
         self._max_step_tokens = max_step_tokens
         self._shares_prefixes = shares_prefixes
+        self._num_ahead = num_ahead
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence behind all others."""
@@ -108,14 +111,16 @@ class StepChooser:
 
     def _grow(self, sequence: Sequence) -> bool:
         """Make room for the newest token by preempting the newest sequences; False if it was one itself."""
-        if sequence.num_computed < len(sequence.blocks) * self._block_tokens:
-            return True
-        while not self._pool.has_room(1):
-            victim = self.running[-1]
-            self._preempt(victim)
-            if victim is sequence:
-                return False
-        sequence.blocks += self._pool.take(1)
+        if sequence.num_computed >= len(sequence.blocks) * self._block_tokens:
+            while not self._pool.has_room(1):
+                victim = self.running[-1]
+                self._preempt(victim)
+                if victim is sequence:
+                    return False
+            sequence.blocks += self._pool.take(1)
+        is_short = sequence.num_computed + self._num_ahead >= len(sequence.blocks) * self._block_tokens
+        if is_short and self._pool.has_room(1):
+            sequence.blocks += self._pool.take(1)
         return True
 
     def _preempt(self, sequence: Sequence) -> None:

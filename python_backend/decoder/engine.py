@@ -73,6 +73,7 @@ class Engine:
             options.max_sequences,
             options.max_step_tokens,
             options.prefix_cache,
+            runner.num_ahead,
         )
         self._budget = PromptBudget(options.step_limit_s, options.max_step_tokens)
         self._status = EngineStatus(free_blocks=runner.num_blocks, total_blocks=runner.num_blocks)

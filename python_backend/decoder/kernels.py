@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ from python_backend.weights import DecoderConfig
 
 if TYPE_CHECKING:
     from python_backend.decoder.model import Layer
+
+logger = logging.getLogger(__name__)
 
 
 class KernelsMissing(RuntimeError):
@@ -56,6 +59,8 @@ def choose_kernels(config: DecoderConfig, num_positions: int, options: EngineOpt
         KernelsMissing: int8 weights are wanted, which only the compiled ones compute.
     """
     device, dtype = torch.device(options.device), options.torch_dtype
+    if device.type == "cuda" and options.weights != "int8":
+        return Kernels(_gpu_operators(config, num_positions, device), PlainLinear, PlainLinear)
     library = load_library() if options.compile and device.type == "cpu" and dtype in SUFFIXES else None
     if library is None:
         if options.weights == "int8":
@@ -67,6 +72,16 @@ def choose_kernels(config: DecoderConfig, num_positions: int, options: EngineOpt
     make_head = _maker(library, NativeLinear)
     make_linear = _maker(library, Int8Linear) if options.weights == "int8" else make_head
     return Kernels(operators, make_linear, make_head, library, config)
+
+
+def _gpu_operators(config: DecoderConfig, num_positions: int, device: torch.device) -> Operators:
+    """Triton's kernels, or torch's own where the compiler is missing, which read the cache through a copy."""
+    try:
+        from python_backend.decoder.gpu_kernels import GpuOperators
+    except ImportError as error:
+        logger.warning("no Triton compiler (%s): decode steps on %s are slow and without graphs", error, device)
+        return TorchOperators(config, num_positions, device)
+    return GpuOperators(config, num_positions, device)
 
 
 def _maker(library: ctypes.CDLL, kind: type[NativeLinear] | type[Int8Linear]) -> MakeLinear:

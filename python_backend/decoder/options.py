@@ -34,6 +34,8 @@ class EngineOptions:
     context_tokens: int | None = None  # None is all that the model and the cache allow
     prefix_cache: bool = True
     step_limit_s: float = 0.5  # prompts are cut so that a step beside running decodes takes about so long at most
+    graphs: bool = True  # on a GPU, decode steps recorded as CUDA graphs
+    runs_ahead: bool | None = None  # decode steps in fixed memory, one ahead of the host; None: on a GPU
     compile: bool = True  # on a CPU, operators compiled at the first start (a second or two) if there is a compiler
 
     def __post_init__(self) -> None:

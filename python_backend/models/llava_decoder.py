@@ -247,5 +247,6 @@ def _options(decode: DecodeTable, device: str) -> EngineOptions:
         max_waiting=decode.max_waiting,
         num_threads=decode.threads,
         step_limit_s=decode.step_limit_ms / 1000,
+        graphs=decode.graphs,
         compile=decode.compile,
     )

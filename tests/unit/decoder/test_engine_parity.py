@@ -27,8 +27,14 @@ def test_one_at_a_time_equals_transformers(start_engine: StartEngine, cases: lis
         {"block_tokens": 16, "max_step_tokens": 37},
         {"num_blocks": 40},
         {"compile": False},
+        {"runs_ahead": True},
+        {"runs_ahead": True, "compile": False, "num_blocks": 40},
+        {"runs_ahead": True, "block_tokens": 16, "max_sequences": 5},
     ],
-    ids=["default", "no_prefix_cache", "small_chunks", "odd_chunks", "tiny_pool", "torch_operators"],
+    ids=[
+        *("default", "no_prefix_cache", "small_chunks", "odd_chunks", "tiny_pool", "torch_operators"),
+        *("ahead", "ahead_in_a_tiny_pool", "ahead_with_few_sequences"),
+    ],
 )
 def test_staggered_batch_equals_transformers(
     start_engine: StartEngine, cases: list[Case], options: dict[str, object]
@@ -51,8 +57,11 @@ def test_staggered_batch_equals_transformers(
     assert answers == {index: case.answer for index, case in enumerate(cases)}
 
 
-def test_cancels_leave_the_neighbours_tokens_alone(start_engine: StartEngine, cases: list[Case]) -> None:
-    harness = start_engine()
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_cancels_leave_the_neighbours_tokens_alone(
+    start_engine: StartEngine, cases: list[Case], runs_ahead: bool
+) -> None:
+    harness = start_engine(runs_ahead=runs_ahead)
     receivers = [Receiver() for _ in cases]
     for index in (3, 7, 11):
         receivers[index].on_delta = lambda delta, index=index: (
@@ -71,8 +80,11 @@ def test_cancels_leave_the_neighbours_tokens_alone(start_engine: StartEngine, ca
         assert receivers[index].token_ids() == cases[index].answer[: len(deltas) - 1]
 
 
-def test_preemption_in_a_tiny_pool_changes_no_token(start_engine: StartEngine, cases: list[Case]) -> None:
-    harness = start_engine(num_blocks=35, prefix_cache=False)
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_preemption_in_a_tiny_pool_changes_no_token(
+    start_engine: StartEngine, cases: list[Case], runs_ahead: bool
+) -> None:
+    harness = start_engine(num_blocks=35, prefix_cache=False, runs_ahead=runs_ahead)
 
     receivers = [harness.submit(case, str(index)) for index, case in enumerate(cases)]
     answers = [receiver.token_ids() for receiver in receivers]

@@ -1,7 +1,7 @@
 """NVIDIA's own parser and builder take the float16 graph, without a GPU.
 
 `tensorrt-rtx-cu12` is a sibling of TensorRT that builds for a named kind of GPU on any machine; its engines are not
-interchangeable. 'make parser' installs it.
+interchangeable. 'make gpu-checks' installs it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from python_backend.checkpoint import CheckpointFacts
 from python_backend.vision.engine_build import EngineRefused, build
 
-trt = pytest.importorskip("tensorrt_rtx", reason="'make parser' installs it")
+trt = pytest.importorskip("tensorrt_rtx", reason="'make gpu-checks' installs it")
 
 
 def for_ada(config: Any) -> None:
