@@ -43,6 +43,7 @@ _UPRIGHT = {  # EXIF orientation to what turns the picture upright
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_LIES_ON_ITS_SIDE = (5, 6, 7, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +72,27 @@ def unwrap(data: bytes, limits: ImageLimits) -> bytes:
     with _open(file) as image:
         width, height = image.size
     if width * height > limits.max_pixels:
-        raise InvalidImage(
-            f"the image has {width} x {height} pixels; at most {limits.max_pixels} in all are allowed"
-        )
+        raise InvalidImage(f"the image has {width} x {height} pixels; at most {limits.max_pixels} in all are allowed")
     if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
         raise InvalidImage(
             f"the image has {width} x {height} pixels; its longer side may be at most {MAX_ASPECT_RATIO} times "
             "the shorter"
         )
     return file
+
+
+def upright_size(file: bytes) -> tuple[int, int]:
+    """Height and width of the picture in a file, as `decode` gives it; only the header is read.
+
+    Raises:
+        InvalidImage: not an image of an allowed format.
+    """
+    with _open(file) as image:
+        try:
+            orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+        except _UNREADABLE as error:
+            raise InvalidImage(f"the {image.format} image cannot be decoded: {error}") from error
+        return (image.width, image.height) if orientation in _LIES_ON_ITS_SIDE else (image.height, image.width)
 
 
 def decode(file: bytes) -> Image.Image:

@@ -94,9 +94,7 @@ def _llava_decoder() -> tuple[Metric, ...]:
             "Time per token after the first, of a whole answer",
             buckets=_TOKEN_SECONDS,
         ),
-        Metric(
-            stage, "vlm_relay_embedding_copied_bytes_total", "counter", "Embeddings copied to this GPU", ("route",)
-        ),
+        Metric(stage, "vlm_relay_embedding_copied_bytes_total", "counter", "Embeddings copied to this GPU", ("route",)),
         Metric(
             stage,
             "vlm_relay_embedding_copy_seconds",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import jinja2
 
 from python_backend.checkpoint import CheckpointFacts, CheckpointRefused
 from python_backend.errors import InvalidPrompt
+from python_backend.images import upright_size
 
 _ROLES = ("system", "user", "assistant")
 
@@ -38,15 +40,26 @@ class PromptBuilder:
         self._mark = str(self._tokenizer.convert_ids_to_tokens(facts.image_token_id))
         self._template = self._tokenizer.chat_template or _template_file(facts.path)
 
-    def build(self, text: str | None, messages: str | None, num_images: int) -> Prompt:
-        """The prompt of a request with `num_images` images.
+    def count_image_tokens(self, images: Sequence[bytes]) -> tuple[int, ...]:
+        """The tokens of each image in the prompt.
+
+        Raises:
+            InvalidImage: its size cannot be read.
+        """
+        grid = self._facts.grid
+        if grid is None:
+            return (self._facts.image_tokens,) * len(images)
+        return tuple(grid.num_tokens(*upright_size(image)) for image in images)
+
+    def build(self, text: str | None, messages: str | None, image_tokens: Sequence[int]) -> Prompt:
+        """The prompt of a request with images, whose numbers of tokens are given.
 
         `text` with image marks or without images is taken word for word; with images and no mark it is a
         question. `messages` is a JSON list in the chat format.
 
         Raises:
             InvalidPrompt: neither or both given, malformed messages, a number of marks other than
-                `num_images`, or more tokens than the context holds.
+                that of the images, or more tokens than the context holds.
         """
         if messages is not None and text is not None:
             raise InvalidPrompt("text_input and messages are both given; give one of them")
@@ -54,12 +67,12 @@ class PromptBuilder:
             rendered = self._render(parse_messages(messages))
         elif text is None or not text.strip():
             raise InvalidPrompt("text_input is missing or empty; give text_input or messages")
-        elif num_images and self._mark not in text:
-            parts = [{"type": "image"}] * num_images + [{"type": "text", "text": text}]
+        elif image_tokens and self._mark not in text:
+            parts = [{"type": "image"}] * len(image_tokens) + [{"type": "text", "text": text}]
             rendered = self._render([{"role": "user", "content": parts}])
         else:
             rendered = text
-        return self._tokenize(rendered, num_images)
+        return self._tokenize(rendered, image_tokens)
 
     def _render(self, messages: list[dict[str, Any]]) -> str:
         if self._template is None:
@@ -73,19 +86,19 @@ class PromptBuilder:
         except jinja2.TemplateError as error:
             raise InvalidPrompt(f"the checkpoint's chat template refuses these messages: {error}") from error
 
-    def _tokenize(self, text: str, num_images: int) -> Prompt:
+    def _tokenize(self, text: str, image_tokens: Sequence[int]) -> Prompt:
         begins = bool(self._tokenizer.bos_token) and text.startswith(self._tokenizer.bos_token)
         token_ids = tuple(self._tokenizer.encode(text, add_special_tokens=not begins))
         marks = token_ids.count(self._facts.image_token_id)
-        if marks != num_images:
+        if marks != len(image_tokens):
             raise InvalidPrompt(
-                f"the prompt has {marks} {self._mark} mark(s) and the request has {num_images} image(s); "
+                f"the prompt has {marks} {self._mark} mark(s) and the request has {len(image_tokens)} image(s); "
                 "they must be as many"
             )
-        num_tokens = len(token_ids) + num_images * (self._facts.image_tokens - 1)
+        num_tokens = len(token_ids) + sum(image_tokens) - len(image_tokens)
         if num_tokens >= self._facts.context_tokens:
             raise InvalidPrompt(
-                f"the prompt has {num_tokens} tokens ({num_images} image(s) of {self._facts.image_tokens}); "
+                f"the prompt has {num_tokens} tokens ({sum(image_tokens)} of {len(image_tokens)} image(s)); "
                 f"the context holds {self._facts.context_tokens}, at least one of them for the answer"
             )
         return Prompt(text, token_ids, num_tokens)

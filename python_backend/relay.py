@@ -15,7 +15,7 @@ import itertools
 import logging
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 
@@ -35,6 +35,7 @@ from python_backend.metrics import Meter
 from python_backend.prompt import Prompt, PromptBuilder
 from python_backend.stream import Attempt, Chunk, Client, DecodeJob, Gathered, Progress, Reply, Stages, Stream
 from scheduler.admission import WaitingRoom
+from scheduler.cost import IMAGE_TOKENS
 from scheduler.decision import Decision, StagesFull
 from scheduler.ledger import Ledger
 from scheduler.loads import RequestShape
@@ -200,8 +201,9 @@ class Relay:
 
     def _run(self, stream: Stream, attempt: Attempt) -> None:
         request = stream.request
-        prompt = self._prompts.build(request.text, request.messages, len(request.images))
-        decision = self._decide(stream, attempt, prompt)
+        image_tokens = self._prompts.count_image_tokens(request.images)
+        prompt = self._prompts.build(request.text, request.messages, image_tokens)
+        decision = self._decide(stream, attempt, prompt, image_tokens)
         self._tell(stream, attempt, Progress("placed", decision if request.returns.decision else None))
         self._encode(stream, attempt, decision)
         if decision.encoders:
@@ -215,11 +217,12 @@ class Relay:
                 if not stream.is_ended and stream.attempt is attempt:
                     stream.client.progress(progress)
 
-    def _decide(self, stream: Stream, attempt: Attempt, prompt: Prompt) -> Decision:
+    def _decide(self, stream: Stream, attempt: Attempt, prompt: Prompt, image_tokens: Sequence[int]) -> Decision:
         request = stream.request
         keys = tuple(hashlib.blake2b(image, digest_size=16).digest() for image in request.images)
         num_images, max_tokens = len(request.images), request.sampling.max_tokens
-        shape = RequestShape(num_images, prompt.num_tokens, max_tokens, image_keys=keys)
+        of_each = sum(image_tokens) // num_images if num_images else IMAGE_TOKENS
+        shape = RequestShape(num_images, prompt.num_tokens, max_tokens, of_each, keys)
         with self._lock:
             try:
                 decision = self._router.decide(shape, self._ledger.loads)

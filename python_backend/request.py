@@ -108,9 +108,7 @@ def sampling_from(values: Mapping[str, Any]) -> SamplingParameters:
         known["top_k"] = 0
     parameters = SamplingParameters(**known)
     if parameters.min_tokens > parameters.max_tokens:
-        raise InvalidSampling(
-            f"min_tokens {parameters.min_tokens} is above max_tokens {parameters.max_tokens}"
-        )
+        raise InvalidSampling(f"min_tokens {parameters.min_tokens} is above max_tokens {parameters.max_tokens}")
     return parameters
 
 

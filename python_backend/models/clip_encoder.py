@@ -21,6 +21,7 @@ from python_backend.transport.store import EmbeddingStore
 from python_backend.vision.preprocess import Preprocessor
 from python_backend.vision.runtime import Encoder, make_encoder
 from python_backend.vision.stage import Encoded, EncodeStage
+from python_backend.vision.tiling import make_tiling
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class TritonPythonModel:
             site.plan.encode.dtype,
             self._meter,
             time.monotonic,
+            make_tiling(site.facts),
         )
         counts = self._store.counts
         self._pulse = Pulse(pulse_path(site.boot.id, site.model))
@@ -88,7 +90,7 @@ def _create_store(site: Site) -> EmbeddingStore:
     item_bytes = 2 if encode.dtype == "float16" else 4
     layout = SegmentLayout(
         num_slots=encode.slots,
-        slot_bytes=facts.image_tokens * facts.width * item_bytes,
+        slot_bytes=facts.most_image_tokens * facts.width * item_bytes,
         num_leases=LEASES_PER_SLOT * encode.slots,
     )
     segment = create_segment(site.boot.id, layout, site.plan, site.replica)

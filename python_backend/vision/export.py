@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import LlavaForConditionalGeneration
+from transformers import AutoModelForImageTextToText
 
 from python_backend.checkpoint import CheckpointFacts
 from python_backend.vision.buckets import to_host
@@ -101,8 +101,12 @@ def _wanted(facts: CheckpointFacts, pixels: torch.Tensor, precision: Precision) 
                 pixels
             ).numpy()
             return found
-        model = LlavaForConditionalGeneration.from_pretrained(facts.path, dtype=torch.float32).eval()
-        return torch.stack(list(model.model.get_image_features(pixel_values=pixels).pooler_output)).numpy()
+        model = AutoModelForImageTextToText.from_pretrained(facts.path, dtype=torch.float32).eval()
+        config, parts = model.config, model.model
+        states = parts.vision_tower(pixels, output_hidden_states=True).hidden_states[config.vision_feature_layer]
+        first = 1 if config.vision_feature_select_strategy == "default" else 0
+        wanted: npt.NDArray[np.float32] = parts.multi_modal_projector(states[:, first:]).numpy()
+        return wanted
 
 
 def _verify(wanted: npt.NDArray[np.float32], pixels: torch.Tensor, path: Path, precision: Precision) -> None:

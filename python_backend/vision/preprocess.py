@@ -27,3 +27,8 @@ class Preprocessor:
         """Pixel values of RGB pictures, (images, 3, height, width)."""
         values = self._processor(images=list(images), return_tensors="np")["pixel_values"]
         return np.asarray(values, dtype=np.float32)
+
+    def tiles(self, image: Image.Image) -> npt.NDArray[np.float32]:
+        """Pixel values of the tiles of one RGB picture of any resolution, (tiles, 3, height, width); base first."""
+        values = self._processor(images=[image], return_tensors="np")["pixel_values"]
+        return np.asarray(values[0], dtype=np.float32)

@@ -18,6 +18,7 @@ from python_backend.transport.segment import Rows, shape_of
 from python_backend.transport.store import EmbeddingStore, Slot
 from python_backend.vision.preprocess import Preprocessor
 from python_backend.vision.runtime import Encoder
+from python_backend.vision.tiling import Tiling
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,9 @@ class EncodeStage:
         dtype: str,
         meter: Meter,
         clock: Callable[[], float],
+        tiling: Tiling | None = None,
     ) -> None:
+        self._tiling = tiling
         self._preprocessor = preprocessor
         self._encoder = encoder
         self._store = store
@@ -125,7 +128,7 @@ class EncodeStage:
     def _encode_batch(self, items: list[tuple[bytes, _New]], results: list[Encoded | RelayError | None]) -> None:
         began_s = self._clock()
         try:
-            features = self._encoder.encode(self._preprocessor.pixels([item.image for _, item in items]))
+            features = self._features([item.image for _, item in items])
         except Exception as error:  # whatever the runtime raises: these images fail, the stage goes on
             logger.exception("encoding %d image(s) failed", len(items))
             failed = InternalError(f"the encoder failed: {type(error).__name__}")
@@ -138,6 +141,11 @@ class EncodeStage:
         self._meter.add("vlm_relay_embedding_misses_total", len(items))
         for (key, item), rows in zip(items, features, strict=True):
             self._store_one(key, item, rows, results)
+
+    def _features(self, images: list[Image.Image]) -> Sequence[Rows]:
+        if self._tiling is not None:
+            return self._tiling.encode(images, self._preprocessor, self._encoder)
+        return self._encoder.encode(self._preprocessor.pixels(images))
 
     def _store_one(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from python_backend.errors import RelayError
@@ -181,11 +181,14 @@ class CharacterPrompts:
     def __init__(self) -> None:
         self.errors: dict[str, Exception] = {}
 
-    def build(self, text: str | None, messages: str | None, num_images: int) -> Prompt:
+    def count_image_tokens(self, images: Sequence[bytes]) -> tuple[int, ...]:
+        return (576,) * len(images)
+
+    def build(self, text: str | None, messages: str | None, image_tokens: Sequence[int]) -> Prompt:
         assert text is not None
         if text in self.errors:
             raise self.errors[text]
-        return Prompt(text, tuple(text.encode()), len(text) + 576 * num_images)
+        return Prompt(text, tuple(text.encode()), len(text) + sum(image_tokens))
 
 
 class FakeMeter:

@@ -102,7 +102,7 @@ def test_another_architecture_is_refused_by_name(folder: Path) -> None:
 
     with pytest.raises(CheckpointRefused) as refused:
         read_facts(folder)
-    assert str(refused.value) == f"checkpoint {folder}: model_type is 'llama'; served: 'llava'"
+    assert str(refused.value) == f"checkpoint {folder}: model_type is 'llama'; served: 'llava', 'llava_next'"
 
 
 @pytest.mark.parametrize("text", ["not json", "{}", "[]", '{"model_type": "nobody-knows-this"}'])

@@ -53,7 +53,7 @@ def by_transformers(processor: AutoProcessor, text: str, num_images: int) -> lis
 def test_a_raw_prompt_is_taken_word_for_word(
     builder: PromptBuilder, processor: AutoProcessor, text: str, num_images: int
 ) -> None:
-    prompt = builder.build(text, None, num_images)
+    prompt = builder.build(text, None, [IMAGE_TOKENS] * num_images)
 
     assert prompt.text == text
     assert expanded(prompt) == by_transformers(processor, text, num_images)
@@ -66,7 +66,7 @@ def test_a_question_is_wrapped_by_the_chat_template(
     content = [{"type": "image"}] * num_images + [{"type": "text", "text": "What is it?"}]
     wanted = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
 
-    prompt = builder.build("What is it?", None, num_images)
+    prompt = builder.build("What is it?", None, [IMAGE_TOKENS] * num_images)
 
     assert prompt.text == wanted
     assert expanded(prompt) == by_transformers(processor, wanted, num_images)
@@ -92,7 +92,7 @@ def test_messages_become_what_transformers_makes_of_them(
 ) -> None:
     wanted = processor.apply_chat_template(messages, add_generation_prompt=True)
 
-    prompt = builder.build(None, json.dumps(messages), num_images)
+    prompt = builder.build(None, json.dumps(messages), [IMAGE_TOKENS] * num_images)
 
     assert prompt.text == wanted
     assert expanded(prompt) == by_transformers(processor, wanted, num_images)
@@ -100,14 +100,14 @@ def test_messages_become_what_transformers_makes_of_them(
 
 @pytest.mark.parametrize("text", ["hello", "<s>hello", "USER: <s> hello"])
 def test_a_prompt_begins_with_one_bos(builder: PromptBuilder, text: str) -> None:
-    prompt = builder.build(text, None, 0)
+    prompt = builder.build(text, None, [])
 
     assert prompt.token_ids[0] == BOS
     assert prompt.token_ids[1] != BOS
 
 
 def test_every_image_counts_with_all_its_tokens(builder: PromptBuilder) -> None:
-    prompt = builder.build("<image> a <image>", None, 2)
+    prompt = builder.build("<image> a <image>", None, [IMAGE_TOKENS] * 2)
 
     assert prompt.token_ids.count(IMAGE) == 2
     assert prompt.num_tokens == len(expanded(prompt)) == len(prompt.token_ids) + 2 * (IMAGE_TOKENS - 1)
@@ -136,20 +136,20 @@ def test_texts_and_images_that_do_not_match_are_refused(
     builder: PromptBuilder, text: str | None, messages: str | None, num_images: int, told: str
 ) -> None:
     with pytest.raises(InvalidPrompt) as refused:
-        builder.build(text, messages, num_images)
+        builder.build(text, messages, [IMAGE_TOKENS] * num_images)
     assert refused.value.text == told
 
 
 def test_a_prompt_beyond_the_context_is_refused_with_the_numbers(facts: CheckpointFacts) -> None:
-    prompt = PromptBuilder(facts).build("<image> hello", None, 1)
+    prompt = PromptBuilder(facts).build("<image> hello", None, [IMAGE_TOKENS])
 
     fits = PromptBuilder(replace(facts, context_tokens=prompt.num_tokens + 1))
-    assert fits.build("<image> hello", None, 1) == prompt
+    assert fits.build("<image> hello", None, [IMAGE_TOKENS]) == prompt
     full = PromptBuilder(replace(facts, context_tokens=prompt.num_tokens))
     with pytest.raises(InvalidPrompt) as refused:
-        full.build("<image> hello", None, 1)
+        full.build("<image> hello", None, [IMAGE_TOKENS])
     assert refused.value.text == (
-        f"the prompt has {prompt.num_tokens} tokens (1 image(s) of 576); "
+        f"the prompt has {prompt.num_tokens} tokens (576 of 1 image(s)); "
         f"the context holds {prompt.num_tokens}, at least one of them for the answer"
     )
 
@@ -210,7 +210,7 @@ def test_an_older_checkpoint_keeps_its_template_in_json(
 
     older = PromptBuilder(replace(facts, path=folder))
 
-    assert older.build("What is it?", None, 1) == builder.build("What is it?", None, 1)
+    assert older.build("What is it?", None, [IMAGE_TOKENS]) == builder.build("What is it?", None, [IMAGE_TOKENS])
 
 
 def test_without_a_template_only_whole_prompts_are_served(facts: CheckpointFacts, tmp_path: Path) -> None:
@@ -218,9 +218,9 @@ def test_without_a_template_only_whole_prompts_are_served(facts: CheckpointFacts
     (folder / "chat_template.jinja").unlink()
     bare = PromptBuilder(replace(facts, path=folder))
 
-    assert bare.build("<image> hello", None, 1).text == "<image> hello"
+    assert bare.build("<image> hello", None, [IMAGE_TOKENS]).text == "<image> hello"
     with pytest.raises(InvalidPrompt) as refused:
-        bare.build("hello", None, 1)
+        bare.build("hello", None, [IMAGE_TOKENS])
     assert refused.value.text == "this checkpoint has no chat template; give the whole prompt in text_input"
 
 
@@ -230,7 +230,7 @@ def test_what_the_template_refuses_is_told(facts: CheckpointFacts, tmp_path: Pat
     strict = PromptBuilder(replace(facts, path=folder))
 
     with pytest.raises(InvalidPrompt) as refused:
-        strict.build(None, '[{"role": "user", "content": "a"}]', 0)
+        strict.build(None, '[{"role": "user", "content": "a"}]', [])
     assert refused.value.text == "the checkpoint's chat template refuses these messages: roles must alternate"
 
 
