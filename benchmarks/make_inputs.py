@@ -37,6 +37,14 @@ def text_only(question: str) -> Entry:
     }
 
 
+def openai_with_picture(question: str, picture: bytes) -> Entry:
+    """The same question as `with_picture`, as a body for the gateway and perf_analyzer's `openai` kind."""
+    uri = f"data:image/jpeg;base64,{_content(picture)}"
+    parts = [{"type": "image_url", "image_url": {"url": uri}}, {"type": "text", "text": question}]
+    messages = [{"role": "user", "content": parts}]
+    return {"payload": [{"model": "llava", "messages": messages, "stream": True, **json.loads(SAMPLING)}]}
+
+
 def distinct(picture: bytes, num: int) -> list[bytes]:
     """As many JPEG files of one picture's size, each with pixels of its own, so that no cache knows the next."""
     import io
@@ -64,6 +72,7 @@ def main() -> None:
     """Writes the files that are kept in the repository."""
     picture = PICTURE.read_bytes()
     write_inputs(INPUTS / "llava_stream.json", [with_picture(question, picture) for question in QUESTIONS])
+    write_inputs(INPUTS / "openai_stream.json", [openai_with_picture(question, picture) for question in QUESTIONS])
     write_inputs(INPUTS / "llava_text_stream.json", [text_only(question) for question in TEXT_QUESTIONS])
 
 

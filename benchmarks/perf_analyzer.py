@@ -1,7 +1,7 @@
 """A running server, as its clients see it: `python -m benchmarks.perf_analyzer --url 127.0.0.1:8001`.
 
-Runs Triton's perf_analyzer on the streamed `llava` model and computes time to first text, latency and
-throughput from what it exports.
+Runs Triton's perf_analyzer on the streamed `llava` model, or on the gateway (`--service-kind openai --url
+http://127.0.0.1:9000`), and computes time to first text, latency and throughput from what it exports.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.make_inputs import INPUTS, PICTURE, QUESTIONS, distinct, with_picture, write_inputs
+from benchmarks.make_inputs import (
+    INPUTS,
+    PICTURE,
+    QUESTIONS,
+    distinct,
+    openai_with_picture,
+    with_picture,
+    write_inputs,
+)
 from benchmarks.perf_binary import PerfAnalyzer, PerfAnalyzerMissing, find_perf_analyzer
 from benchmarks.profile_export import ExportRefused, Level, read_levels, table
 from benchmarks.provenance import provenance
@@ -24,6 +32,13 @@ BUILD = Path("build") / "perf_analyzer"
 NUM_DISTINCT = 96
 MEASURED = ("python_backend", "launcher", "scheduler", "model_repository")
 STABILITY_PERCENT = 999  # any: one window of requests is the measurement, not a search for stable ones
+KINDS = {
+    "triton": ("-i", "grpc", "--async", "--streaming"),
+    # Without --streaming, which 2.46 allows with gRPC only and that not with this kind; an answer that streams because
+    # its request says so is recorded chunk by chunk all the same.
+    "openai": ("--service-kind", "openai", "--endpoint", "v1/chat/completions", "--async"),
+}
+INPUT_FILES = {"triton": INPUTS / "llava_stream.json", "openai": INPUTS / "openai_stream.json"}
 TIMEOUT_S = 300.0  # it waits for ever when the server dies under it
 
 
@@ -39,6 +54,7 @@ def measure(
     levels: str,
     export: Path,
     timeout_s: float = TIMEOUT_S,
+    service_kind: str = "triton",
 ) -> list[Level]:
     """The figures of every level in `levels` (start, start:end or start:end:step requests in flight).
 
@@ -47,7 +63,7 @@ def measure(
     """
     export.parent.mkdir(parents=True, exist_ok=True)
     export.unlink(missing_ok=True)
-    line = [str(analyzer.binary), "-m", "llava", "-u", url, "-i", "grpc", "--async", "--streaming"]
+    line = [str(analyzer.binary), "-m", "llava", "-u", url, *KINDS[service_kind]]
     line += ["--input-data", str(input_path), "--concurrency-range", levels]
     line += ["--measurement-mode", "count_windows", "--measurement-request-count", str(num_requests)]
     line += ["-s", str(STABILITY_PERCENT), "--profile-export-file", str(export)]
@@ -71,8 +87,11 @@ def measure(
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.perf_analyzer", description=__doc__)
-    parser.add_argument("--url", default="127.0.0.1:8001", help="gRPC address of the server (%(default)s)")
-    parser.add_argument("--input-data", type=Path, default=INPUTS / "llava_stream.json", help="(%(default)s)")
+    parser.add_argument("--service-kind", choices=sorted(KINDS), default="triton", help="(%(default)s)")
+    parser.add_argument(
+        "--url", default="127.0.0.1:8001", help="the server's gRPC address, or the gateway's http:// one (%(default)s)"
+    )
+    parser.add_argument("--input-data", type=Path, help="(that of the kind in benchmarks/inputs)")
     parser.add_argument(
         "--distinct-pictures", action="store_true", help="a new picture each time, so that each one is encoded"
     )
@@ -89,16 +108,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures, prints, writes when asked to; 1 when that failed."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = _parse(argv)
-    input_path = arguments.input_data
+    input_path = arguments.input_data or INPUT_FILES[arguments.service_kind]
     if arguments.distinct_pictures:
         input_path = BUILD / "distinct_pictures.json"
         pictures = distinct(PICTURE.read_bytes(), NUM_DISTINCT)
-        write_inputs(input_path, [with_picture(QUESTIONS[0], picture) for picture in pictures])
+        entry = with_picture if arguments.service_kind == "triton" else openai_with_picture
+        write_inputs(input_path, [entry(QUESTIONS[0], picture) for picture in pictures])
     facts = provenance("benchmarks.perf_analyzer", argv, MEASURED)
     try:
         analyzer = find_perf_analyzer(os.environ)
         levels = measure(
-            analyzer, arguments.url, input_path, arguments.requests, arguments.concurrency, arguments.export
+            analyzer,
+            arguments.url,
+            input_path,
+            arguments.requests,
+            arguments.concurrency,
+            arguments.export,
+            service_kind=arguments.service_kind,
         )
     except (PerfAnalyzerMissing, RunFailed) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 NS_PER_MS, NS_PER_S = 1e6, 1e9
-EMPTY_FINAL = 1  # the last response of a stream carries the final flag and nothing else
+EMPTY_FINAL = 1  # the last response carries the final flag and nothing else; over HTTP it is [DONE]
 
 
 class ExportRefused(ValueError):

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from client import RelayClient
+from client.gateway.settings import Settings
 from client.shared_memory import KEY_VARIABLE
 from launcher.serve import DEFAULT_PROFILE, plan_of, running
 from launcher.server import Server
 from tests.integration.observe import assert_idle, files_in_shared_memory
+from tests.unit.gateway.conftest import Gateway
 
 SHARED_MEMORY_KEY = "a-key-for-tests"
 
@@ -32,6 +34,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         assert_idle(started)
     assert files_in_shared_memory(started) == []
     assert not started.folder.exists()
+
+
+@pytest.fixture(scope="session")
+def running_gateway(server: Server) -> Iterator[Gateway]:
+    """One gateway for all tests."""
+    metrics_url = f"http://127.0.0.1:{server.ports.metrics}/metrics"
+    started = Gateway(Settings(url=f"127.0.0.1:{server.ports.grpc}", metrics_url=metrics_url, gauges_every_s=0.1))
+    yield started
+    started.close()
 
 
 @pytest.fixture

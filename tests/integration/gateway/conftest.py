@@ -7,19 +7,9 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from client.gateway.settings import Settings
 from launcher.server import Server
 from tests.integration.observe import assert_idle
 from tests.unit.gateway.conftest import Gateway
-
-
-@pytest.fixture(scope="session")
-def running_gateway(server: Server) -> Iterator[Gateway]:
-    """One gateway for all tests."""
-    metrics_url = f"http://127.0.0.1:{server.ports.metrics}/metrics"
-    started = Gateway(Settings(url=f"127.0.0.1:{server.ports.grpc}", metrics_url=metrics_url, gauges_every_s=0.1))
-    yield started
-    started.close()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from benchmarks.make_inputs import INPUTS
 from benchmarks.perf_analyzer import measure
 from benchmarks.perf_binary import NetworkAbsent, PerfAnalyzer, find_perf_analyzer
 from launcher.server import Server
+from tests.unit.gateway.conftest import Gateway
 
 pytestmark = pytest.mark.server
 
@@ -26,13 +27,16 @@ def analyzer() -> PerfAnalyzer:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("name", ["llava_stream.json", "llava_text_stream.json"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("triton", "llava_stream.json"), ("triton", "llava_text_stream.json"), ("openai", "openai_stream.json")],
+)
 def test_perf_analyzer_completes_a_run_without_errors(
-    server: Server, analyzer: PerfAnalyzer, tmp_path: Path, name: str
+    server: Server, running_gateway: Gateway, analyzer: PerfAnalyzer, tmp_path: Path, kind: str, name: str
 ) -> None:
-    url = f"{server.ports.host}:{server.ports.grpc}"
+    url = running_gateway.url if kind == "openai" else f"{server.ports.host}:{server.ports.grpc}"
 
-    levels = measure(analyzer, url, INPUTS / name, NUM_REQUESTS, "2", tmp_path / "profile.json", TIMEOUT_S)
+    levels = measure(analyzer, url, INPUTS / name, NUM_REQUESTS, "2", tmp_path / "profile.json", TIMEOUT_S, kind)
 
     assert [(level.concurrency, level.num_without_text) for level in levels] == [(2, 0)]
     [level] = levels
