@@ -85,7 +85,8 @@ def test_aiperf(gateway: Gateway, tmp_path: Path) -> None:
         "image-height-mean": 336,
         "synthetic-input-tokens-mean": 20,
         "output-tokens-mean": num_tokens,
-        "extra-inputs": "ignore_eos:true",
+        # Special tokens shown: an answer of nothing but them would count as none.
+        "extra-inputs": '{"ignore_eos": true, "skip_special_tokens": false}',
         "ui": "none",
         "output-artifact-dir": tmp_path,
     }
