@@ -7,9 +7,11 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from client.gateway.app import create_app
 from client.gateway.listening import GatewayServer, bind, stopping_on_signals
+from client.gateway.pipeline import pipeline_from
 from client.gateway.settings import Settings
 from launcher.serve import Say, running
 from launcher.server import Server, ServerFailed
@@ -59,6 +61,7 @@ def up(
             return 0
         at = server.ports
         settings = settings_for(f"{at.host}:{at.grpc}", f"http://{at.host}:{at.metrics}/metrics")
+        settings = replace(settings, pipeline=pipeline_from(plan.model_dump_json()))
         stop.gateway = GatewayServer(create_app(settings), plan.limits.drain_s)
         host, port = listener.getsockname()[:2]
         say(f"gateway on http://{host}:{port}{'' if settings.api_keys else ', without API keys'}")

@@ -57,7 +57,7 @@ def _clip_encoder() -> tuple[Metric, ...]:
         Metric("clip_encoder", "vlm_relay_embedding_evictions_total", "counter", "Embeddings given up for newer ones"),
         Metric("clip_encoder", "vlm_relay_embeddings", "gauge", "Embeddings in the store"),
         Metric("clip_encoder", "vlm_relay_embedding_slots", "gauge", "Embeddings that the store has room for"),
-        Metric("clip_encoder", "vlm_relay_leases", "gauge", "Leases out on embeddings, after the last batch"),
+        Metric("clip_encoder", "vlm_relay_leases", "gauge", "Leases held on embeddings"),
     )
 
 

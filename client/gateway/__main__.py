@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from client.channel import DEFAULT_ADDRESS
 from client.errors import InvalidRequest
@@ -32,6 +33,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     default = Settings().drain_s
     parser.add_argument(
         "--drain-s", type=float, default=default, metavar="N", help="at stop, seconds for running answers (%(default)s)"
+    )
+    parser.add_argument(
+        "--plan", type=Path, metavar="FILE", help="the server's plan.json, so that the live panel knows its devices"
     )
     configure_listening(parser)
 
@@ -96,11 +100,13 @@ def run(arguments: argparse.Namespace) -> int:
         from client.gateway.app import create_app
         from client.gateway.listening import PortBusy, bind
         from client.gateway.listening import run as serve
+        from client.gateway.pipeline import read_pipeline
     except ModuleNotFoundError as error:
         return _complain(f"{error.name} is missing: pip install 'vlm-relay[gateway]'", USAGE)
     try:
         settings = settings_from(arguments, arguments.url, arguments.metrics_url, os.environ)
-        settings = replace(settings, drain_s=arguments.drain_s)
+        pipeline = None if arguments.plan is None else read_pipeline(arguments.plan)
+        settings = replace(settings, drain_s=arguments.drain_s, pipeline=pipeline)
         listener = bind(arguments.host, arguments.port)
     except (InvalidRequest, PortBusy) as error:
         return _complain(str(error), USAGE)

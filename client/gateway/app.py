@@ -34,7 +34,7 @@ from client.relay_async import AsyncRelayClient
 logger = logging.getLogger(__name__)
 
 PAGE = Path(__file__).with_name("page")
-PAGE_PARTS = ("page.js", "panel.js", "stream.js", "page.css")
+PAGE_PARTS = ("page.js", "panel.js", "pipeline.js", "curves.js", "stream.js", "page.css")
 # Only our own files, nothing inline; a picture may be shown from where the user chose it.
 PAGE_POLICY = "default-src 'self'; img-src 'self' blob: data:; frame-ancestors 'none'; base-uri 'none'"
 _ERRORS: dict[int | str, dict[str, object]] = {
@@ -56,7 +56,7 @@ class Gateway:
     def __init__(self, settings: Settings, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
         self.settings = settings
         self.metrics = GatewayMetrics()
-        self.events = Events()
+        self.events = Events(None if settings.pipeline is None else settings.pipeline.event())
         self.fetcher = ImageFetcher(settings)
         self.client = AsyncRelayClient(settings.url, model=settings.model, clock=clock)
         self.canary = Canary(self.client, settings.health_cache_s, settings.health_timeout_s, clock)
@@ -87,11 +87,17 @@ class Gateway:
         options = question.options
         options["request_id"] = request_id
         options["traceparent"] = request.state.traceparent
-        stream = self.client.stream(question.text, messages=question.messages, images=question.images, **options)
+        record = Record(request_id, question, self.metrics, self.events, self._clock)
+        stream = self.client.stream(
+            question.text,
+            messages=question.messages,
+            images=question.images,
+            on_progress=record.note_progress if self.events.has_watchers else None,
+            **options,
+        )
         wording: Wording = words(
             request_id, int(self._wall_clock()), self.settings.model, question.num_top_logprobs, question.includes_usage
         )
-        record = Record(request_id, question, self.metrics, self.events, self._clock)
         return AnswerResponse(stream, wording, record, question.is_streaming, question.includes_usage)
 
     def model_card(self) -> dict[str, object]:

@@ -35,7 +35,8 @@ class Watcher:
 class Events:
     """Passes events on to the watchers; used by one event loop only."""
 
-    def __init__(self) -> None:
+    def __init__(self, pipeline: Mapping[str, object] | None = None) -> None:
+        self._pipeline = pipeline
         self._watchers: set[Watcher] = set()
         self._requests: OrderedDict[str, Mapping[str, object]] = OrderedDict()
         self._is_closed = False
@@ -51,8 +52,10 @@ class Events:
         return len(self._watchers) < MAX_WATCHERS and not self._is_closed
 
     def watch(self) -> Watcher:
-        """A watcher that begins with the latest requests; give it back with `leave`."""
+        """A watcher that begins with the pipeline and the latest requests; give it back with `leave`."""
         watcher = Watcher()
+        if self._pipeline is not None:
+            watcher.put(_sse("pipeline", self._pipeline))
         for request in self._requests.values():
             watcher.put(_sse("request", request))
         self._watchers.add(watcher)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from client.answer import Answer
+from client.answer import Answer, Progress
 from client.gateway.events import Events
 from client.gateway.failure import Failure
 from client.gateway.metrics import GatewayMetrics
 from client.gateway.question import Question
 
 logger = logging.getLogger(__name__)
+
+NEWS_S = 0.25  # between two words about one growing answer
 
 
 class Record:
@@ -30,14 +32,31 @@ class Record:
         self._events = events
         self._clock = clock
         self._began_s = clock()
+        self._told_s = self._began_s
         self._first_s: float | None = None
+        self._decision: Mapping[str, object] | None = None
         metrics.in_flight.inc()
         self._tell("waiting", None)
+
+    def note_progress(self, progress: Progress) -> None:
+        """The server has placed the request, or its images are encoded."""
+        self._decision = progress.decision or self._decision
+        is_encoding = progress.stage == "placed" and bool(self._question.images)
+        self._tell("encoding" if is_encoding else "prefilling", None)
 
     def note_first(self, answer: Answer) -> None:
         """The first token has come."""
         self._first_s = self._clock()
         self._metrics.ttft_s.observe(self._first_s - self._began_s)
+        self._tell("answering", answer)
+
+    @property
+    def wants_news(self) -> bool:
+        """Whether somebody watches, and was told nothing of this answer for a while."""
+        return self._events.has_watchers and self._clock() - self._told_s >= NEWS_S
+
+    def note_news(self, answer: Answer) -> None:
+        """More of the answer has come."""
         self._tell("answering", answer)
 
     def end(self, answer: Answer, failure: Failure | None, is_disconnect: bool) -> None:
@@ -67,7 +86,10 @@ class Record:
         )
 
     def _tell(self, state: str, answer: Answer | None, failure: Failure | None = None) -> None:
+        self._told_s = self._clock()
         rate = None if answer is None else answer.output_tokens_per_s
+        if answer is not None and answer.decision is not None:
+            self._decision = answer.decision
         self._events.tell_request(
             self._key,
             {
@@ -75,7 +97,7 @@ class Record:
                 "request_id": self._request_id,
                 "state": state,
                 "num_images": len(self._question.images),
-                "decision": None if answer is None else answer.decision,
+                "decision": self._decision,
                 "ttft_ms": None if self._first_s is None else round((self._first_s - self._began_s) * 1000, 1),
                 "num_input_tokens": 0 if answer is None else answer.num_input_tokens,
                 "num_output_tokens": 0 if answer is None else answer.num_output_tokens,

@@ -86,7 +86,7 @@ class AnswerResponse(Response):
 
     async def _send_whole(self, send: Send) -> None:
         async for _ in self._stream:
-            pass
+            self._tell_news()
         await self._begin(send, 200, _JSON_HEADERS)
         await _send(send, _line(self._wording.whole(self._stream.answer)), is_last=True)
 
@@ -98,10 +98,15 @@ class AnswerResponse(Response):
         if first is not None:
             await self._send_chunk(send, first)
             async for chunk in self._stream:
+                self._tell_news()
                 await self._send_chunk(send, chunk)
         if self._includes_usage:
             await self._send_event(send, self._wording.counts(self._stream.answer))
         await _send(send, "data: [DONE]\n\n", is_last=True)
+
+    def _tell_news(self) -> None:
+        if self._record.wants_news:
+            self._record.note_news(self._stream.answer)
 
     async def _send_chunk(self, send: Send, chunk: Chunk) -> None:
         if chunk.text or chunk.finish_reason or chunk.logprobs:  # half a character has no text yet

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
 
 from client.channel import DEFAULT_ADDRESS, address_from
 from client.errors import InvalidRequest
 from client.gateway.addresses import host_from
+
+if TYPE_CHECKING:
+    from client.gateway.pipeline import Pipeline  # pydantic: not needed to say that the extra is missing
 
 MIB = 2**20
 
@@ -37,6 +41,7 @@ class Settings:
     image_timeout_s: float = 10.0  # for one image, redirects and all
     metrics_url: str | None = None  # Triton's metrics, for the live panel
     gauges_every_s: float = 1.0
+    pipeline: Pipeline | None = None  # what the live panel draws; None: what the gauges and decisions name
 
     def __post_init__(self) -> None:
         address_from(self.url)

@@ -38,6 +38,7 @@ class TritonPythonModel:
         self._meter = TritonMeter(site.model, "clip_encoder")
         self._store = _create_store(site)
         self._encoder = _load_encoder(site)
+        self._meter.poll(lambda: self._meter.set("vlm_relay_leases", self._store.num_leases_held))
         self._stage = EncodeStage(
             Preprocessor(site.facts.path),
             self._encoder,

@@ -50,6 +50,12 @@ class LeaseTable:
         """How many leases are granted and neither swept nor released."""
         return len(self._out)
 
+    @property
+    def num_held(self) -> int:
+        """How many of those out were not given back yet; may be asked by any thread."""
+        returned = self._segment.returned
+        return sum(returned[lease.index] != lease.id for lease in list(self._out.values()))
+
     def take(self) -> int:
         """Set an entry aside for a later `grant`; there must be a free one."""
         return self._free.popleft()

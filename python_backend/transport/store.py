@@ -105,6 +105,11 @@ class EmbeddingStore:
             num_slots=self._segment.layout.num_slots,
         )
 
+    @property
+    def num_leases_held(self) -> int:
+        """Leases that are out and were not given back; may be asked by any thread."""
+        return self._leases.num_held
+
     def has_room(self, num_embeddings: int = 1) -> bool:
         """Whether as many `reserve` calls in a row would succeed now. Sweeps."""
         self.sweep(self._clock())

@@ -86,7 +86,6 @@ class EncodeStage:
 
     def _report(self) -> None:
         counts = self._store.counts
-        self._meter.set("vlm_relay_leases", counts.num_leases_out)
         self._meter.set("vlm_relay_embeddings", counts.num_embeddings)
         self._meter.set("vlm_relay_embedding_slots", counts.num_slots)
         if counts.num_evictions > self._num_evictions:

@@ -1,17 +1,13 @@
-// The living panel: requests with their decisions, gauges, and the time to first token, fed by /scheduler/events.
+// The living panel: it follows /scheduler/events and passes on what it is told.
 
+import { showCurves } from "./curves.js";
+import { forgetRequests, showGauges, showPipeline, showRequest } from "./pipeline.js";
 import { headers, readEvents } from "./stream.js";
 
-const SVG = "http://www.w3.org/2000/svg";
-const SHOWN_REQUESTS = 12;
-const SHOWN_POINTS = 40;
+const SHOWN_REQUESTS = 8;
+const KEPT_REQUESTS = 40;
 const AGAIN_MS = 2000;
-const GAUGES = {
-  vlm_relay_in_flight_requests: "requests served",
-  vlm_relay_waiting_requests: "requests waiting",
-  vlm_relay_running_sequences: "sequences decoding",
-  vlm_relay_waiting_sequences: "sequences waiting",
-  vlm_relay_free_kv_blocks: "KV blocks free",
+const TOTALS = {
   vlm_relay_embedding_hits_total: "images seen before",
   vlm_relay_embedding_misses_total: "images encoded",
   vlm_relay_generated_tokens_total: "tokens generated",
@@ -29,6 +25,8 @@ export async function watch(keyOf) {
       else if (!response.ok) showLink("lost", "the live panel is not available");
       else {
         showLink("live", "live");
+        requests.clear();
+        forgetRequests();
         await readEvents(response, take);
         showLink("lost", "connection lost");
       }
@@ -41,13 +39,18 @@ export async function watch(keyOf) {
 
 function take(kind, data) {
   const value = JSON.parse(data);
+  if (kind === "pipeline") showPipeline(value);
+  if (kind === "gauges") {
+    showGauges(value);
+    showTotals(value);
+  }
   if (kind === "request") {
     requests.set(value.key, value);
-    while (requests.size > SHOWN_POINTS) requests.delete(requests.keys().next().value);
+    while (requests.size > KEPT_REQUESTS) requests.delete(requests.keys().next().value);
+    showRequest(value);
     showRequests();
-    showCurves();
+    showCurves([...requests.values()]);
   }
-  if (kind === "gauges") showGauges(value);
 }
 
 function showLink(state, words) {
@@ -56,20 +59,19 @@ function showLink(state, words) {
   link.dataset.state = state;
 }
 
-function showGauges(values) {
-  const shown = Object.entries(GAUGES).filter(([name]) => name in values);
-  find("gauges").replaceChildren(
-    ...shown.map(([name, words]) => {
-      const box = document.createElement("div");
-      const title = document.createElement("dt");
-      title.textContent = words;
-      const number = document.createElement("dd");
-      number.textContent = values[name].toLocaleString("en");
-      box.dataset.name = name;
-      box.append(title, number);
-      return box;
-    }),
-  );
+function showTotals(gauges) {
+  const boxes = Object.entries(TOTALS).map(([name, words]) => {
+    const values = Object.values(gauges).filter((replica) => name in replica);
+    if (values.length === 0) return null;
+    const box = document.createElement("div");
+    const title = document.createElement("dt");
+    title.textContent = words;
+    const number = document.createElement("dd");
+    number.textContent = values.reduce((sum, replica) => sum + replica[name], 0).toLocaleString("en");
+    box.append(title, number);
+    return box;
+  });
+  find("totals").replaceChildren(...boxes.filter(Boolean));
 }
 
 function showRequests() {
@@ -82,12 +84,12 @@ function rowOf(request) {
   row.dataset.state = request.state;
   row.dataset.requestId = request.request_id;
   const decision = request.decision;
-  const placed = decision === null ? "–" : [decision.encoder, decision.decoder].filter(Boolean).join(" → ");
+  const placed = decision === null ? "–" : [...new Set(decision.encoders ?? [decision.encoder]), decision.decoder];
   const images = request.num_images === 1 ? "1 image" : `${request.num_images} images`;
   row.append(
-    cell(request.request_id.slice(0, 8), images),
+    cell(request.request_id.slice(0, 8), request.num_images ? images : "text only"),
     cell(request.state, request.error),
-    cell(placed, decision?.reason),
+    cell(decision === null ? placed : placed.filter(Boolean).join(" → "), decision?.reason),
     number("First token", request.ttft_ms === null ? "–" : `${request.ttft_ms.toFixed(0)} ms`),
     number("Tokens", request.num_output_tokens || "–", request.num_input_tokens ? `${request.num_input_tokens} in` : null),
     number("Tokens/s", request.tokens_per_s ?? "–"),
@@ -111,36 +113,4 @@ function cell(words, small) {
     made.append(line);
   }
   return made;
-}
-
-function showCurves() {
-  const known = [...requests.values()];
-  showCurve("ttft", known.map((request) => request.ttft_ms));
-  showCurve("tpot", known.map((request) => request.tokens_per_s && 1000 / request.tokens_per_s));
-}
-
-function showCurve(id, values) {
-  const times = values.filter((ms) => ms !== null && ms > 0);
-  if (times.length === 0) return;
-  const highest = Math.max(...times);
-  const width = 300 / Math.max(times.length, 12);
-  const curve = find(id);
-  curve.replaceChildren(
-    ...times.map((ms, place) => {
-      const bar = document.createElementNS(SVG, "rect");
-      const height = Math.max(1, (ms / highest) * 58);
-      bar.setAttribute("x", String(place * width + 0.5));
-      bar.setAttribute("y", String(60 - height));
-      bar.setAttribute("width", String(width - 1));
-      bar.setAttribute("height", String(height));
-      return bar;
-    }),
-  );
-  const words = `latest ${inMs(times[times.length - 1])}, highest ${inMs(highest)}`;
-  curve.setAttribute("aria-label", `the last ${times.length} answers: ${words}`);
-  find(`${id}-words`).textContent = words;
-}
-
-function inMs(ms) {
-  return `${ms < 10 ? ms.toFixed(1) : ms.toFixed(0)} ms`;
 }

@@ -47,7 +47,7 @@ def test_a_picture_is_answered_as_the_server_itself_answers(page: Page, server: 
     assert page.until(lambda: "in all" in page.text("facts"), 30)
     assert page.element("answer").get_attribute("textContent") == direct.lstrip()
     assert page.until(lambda: "clip_encoder → llava_decoder" in page.text("requests"))
-    assert page.until(lambda: "KV blocks free" in page.text("gauges"))
+    assert page.until(lambda: "KV cache" in page.text("pipeline"))
 
 
 def test_stop_ends_the_decoding(page: Page, server: Server) -> None:

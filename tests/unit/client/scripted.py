@@ -78,6 +78,10 @@ class ScriptedServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         """`step` after a moment, in which a hasty client would have cancelled."""
         return lambda context, ended: None if ended.wait(0.05) else step(context, ended)
 
+    def held(self, gate: threading.Event, step: Step) -> Step:
+        """`step` once the gate is open."""
+        return lambda context, ended: step(context, ended) if gate.wait(30) and not ended.is_set() else None
+
     # The service.
 
     def ModelStreamInfer(

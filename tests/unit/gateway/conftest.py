@@ -22,6 +22,20 @@ from tests.unit.client.scripted import ScriptedServer, running
 
 Json = dict[str, object]
 
+# The parts of a server's plan that are drawn, and some that are not.
+PLAN = json.dumps(
+    {
+        "checkpoint": "somewhere",
+        "encoders": [{"name": "clip_encoder", "device": "cuda:0", "cpus": []}],
+        "decoders": [{"name": "llava_decoder", "device": "cuda:1", "place": "cuda:1"}],
+        "encode": {"slots": 64, "threads": 1},
+        "decode": {"max_sequences": 32},
+        "limits": {"max_in_flight": 128, "max_waiting": 512},
+        "devices": [{"name": "cuda:0", "roles": ["encode"], "model": "NVIDIA L40S"}],
+        "links": [{"first": "cuda:0", "second": "cuda:1", "link": "NV4", "gigabytes_per_s": 100.0, "path": "nvlink"}],
+    }
+)
+
 
 class Upstream(ScriptedServer):
     """A scripted Triton that also notes the metadata of its calls, and reads requests as tensors."""

@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
 from client.errors import InvalidRequest
 from client.gateway.gauges import gauges_from
+from client.gateway.pipeline import pipeline_from, read_pipeline
+from client.gateway.record import NEWS_S
 from client.gateway.settings import Settings
-from tests.unit.gateway.conftest import Gateway, Start, Upstream, image_part
+from tests.unit.gateway.conftest import PLAN, Gateway, Start, Upstream, image_part
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -152,6 +156,85 @@ def test_watchers_see_each_state_of_a_request_and_nothing_of_its_text(upstream: 
     assert "secret" not in json.dumps(seen)
 
 
+def test_watchers_see_where_a_request_is_before_its_first_token(upstream: Upstream, gateway: Gateway) -> None:
+    decision = '{"encoder":"e0","encoders":["e0"],"decoder":"d1"}'
+    upstream.play(
+        [
+            upstream.chunk(progress="placed", decision=decision),
+            upstream.chunk(progress="encoded"),
+            upstream.chunk("a car", "stop"),
+            upstream.final(),
+        ]
+    )
+
+    with gateway.http.stream("GET", "/scheduler/events") as watching:
+        lines = watching.iter_lines()
+        next(lines)
+        gateway.chat([image_part(b"A")])
+        events = _events(lines, "request")
+        seen = [next(events) for _ in range(5)]
+
+    assert [event["state"] for event in seen] == ["waiting", "encoding", "prefilling", "answering", "answered"]
+    assert [event["decision"] for event in seen] == [None, *[json.loads(decision)] * 4]
+
+
+def test_nobody_is_asked_for_progress_when_nobody_watches(upstream: Upstream, gateway: Gateway) -> None:
+    upstream.answers("a car")
+
+    gateway.chat()
+
+    assert "return_progress" not in upstream.tensors()
+
+
+def test_watchers_see_a_long_answer_grow(upstream: Upstream, start: Start) -> None:
+    gateway = start()
+    gates = [threading.Event(), threading.Event()]
+    more = [upstream.held(gate, upstream.chunk(" more")) for gate in gates]
+    upstream.play([upstream.chunk("a"), *more, upstream.chunk(".", "stop"), upstream.final()])
+
+    with gateway.http.stream("GET", "/scheduler/events") as watching:
+        lines = watching.iter_lines()
+        next(lines)
+        asking = threading.Thread(target=gateway.chat)
+        asking.start()
+        events = _events(lines, "request")
+        counts = [next(events)["num_output_tokens"] for _ in range(2)]
+        for gate in gates:
+            time.sleep(1.1 * NEWS_S)
+            gate.set()
+            counts.append(next(events)["num_output_tokens"])
+        asking.join()
+
+    assert counts == [0, 1, 2, 3]
+
+
+def test_a_watcher_is_told_the_pipeline_first(start: Start) -> None:
+    gateway = start(pipeline=pipeline_from(PLAN))
+
+    with gateway.http.stream("GET", "/scheduler/events") as watching:
+        told = next(_events(watching.iter_lines(), "pipeline"))
+
+    assert told["replicas"] == [
+        {"name": "clip_encoder", "stage": "encode", "place": "cuda:0", "hardware": "NVIDIA L40S", "room": 64},
+        {"name": "llava_decoder", "stage": "decode", "place": "cuda:1", "hardware": None, "room": 32},
+    ]
+    assert told["links"] == [{"first": "cuda:0", "second": "cuda:1", "link": "NV4", "gigabytes_per_s": 100.0}]
+    assert told["limits"] == {"max_in_flight": 128, "max_waiting": 512}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("{", "Invalid JSON"), ("{}", "encoders: Field required"), ("[]", "is no plan of a server")]
+)
+def test_what_is_no_plan_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        read_pipeline(path)
+
+    assert str(path) in str(refused.value)
+
+
 def test_a_late_watcher_sees_the_latest_requests(upstream: Upstream, gateway: Gateway) -> None:
     upstream.answers("yes")
     gateway.chat()
@@ -171,14 +254,21 @@ def test_watchers_are_told_the_gauges_also_when_there_are_none(start: Start) -> 
         assert next(_events(watching.iter_lines(), "gauges")) == {}
 
 
-def test_gauges_are_summed_over_their_samples() -> None:
+def test_gauges_are_summed_for_each_replica() -> None:
     text = (
         "# TYPE vlm_relay_running_sequences gauge\n"
-        'vlm_relay_running_sequences{instance="a"} 2\nvlm_relay_running_sequences{instance="b"} 3\n'
+        'vlm_relay_running_sequences{model="d0",instance="a"} 2\n'
+        'vlm_relay_running_sequences{model="d0",instance="b"} 3\n'
+        'vlm_relay_running_sequences{model="d1"} 4\n'
+        "# TYPE vlm_relay_deaths counter\n"
+        'vlm_relay_deaths_total{model="llava",replica="d1"} 1\n'
         "# TYPE nv_other gauge\nnv_other 7\n"
     )
 
-    assert gauges_from(text) == {"vlm_relay_running_sequences": 5.0}
+    assert gauges_from(text) == {
+        "d0": {"vlm_relay_running_sequences": 5.0},
+        "d1": {"vlm_relay_running_sequences": 4.0, "vlm_relay_deaths_total": 1.0},
+    }
 
 
 def test_stopping_ends_watchers_and_lets_a_running_answer_finish(upstream: Upstream, start: Start) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 
-from tests.unit.gateway.conftest import Gateway, Start, Upstream
+from client.gateway.pipeline import pipeline_from
+from tests.unit.gateway.conftest import PLAN, Gateway, Start, Upstream
 
 PICTURE = Path(__file__).parents[3] / "demo" / "picture.jpg"
 MARKUP = "<img src=x onerror=document.title='owned'><b>bold</b>"
@@ -170,10 +172,49 @@ def test_all_can_be_done_with_the_keyboard(upstream: Upstream, page: Page) -> No
     assert page.until(lambda: page.text("answer") == "yes")
 
 
+def test_the_pipeline_is_drawn_and_a_request_moves_through_it(
+    browser: webdriver.Chrome, start: Start, upstream: Upstream
+) -> None:
+    decision = (
+        '{"encoder":"clip_encoder","encoders":["clip_encoder"],"decoder":"llava_decoder","reason":"the only one"}'
+    )
+    gates = [threading.Event() for _ in range(4)]
+    steps = [
+        upstream.chunk(progress="placed", decision=decision),
+        upstream.chunk(progress="encoded"),
+        upstream.chunk("a car", "stop"),
+    ]
+    upstream.play([*(upstream.held(*each) for each in zip(gates, steps, strict=False)), upstream.final()])
+    page = Page(browser, start(pipeline=pipeline_from(PLAN)).url)
+
+    def place() -> str:
+        """Where the request's chip is."""
+        found = page.browser.find_elements(By.CSS_SELECTOR, ".replica:has(.chip)")
+        return found[0].get_attribute("data-replica") or "" if found else ""
+
+    assert page.until(lambda: "cuda:0 · NVIDIA L40S" in page.text("stage-encode"))
+    assert "cuda:1" in page.text("stage-decode")
+    assert "NV4" in (page.element("wires").get_attribute("textContent") or "")
+    assert "cuda:0 – cuda:1: NV4, about 100 GB/s" in (page.element("link-list").get_attribute("textContent") or "")
+    page.element("files").send_keys(str(PICTURE))
+    assert page.until(lambda: len(page.browser.find_elements(By.CSS_SELECTOR, "#pictures img")) == 1)
+    page.ask("What?")
+    seen = []
+    for gate, name in zip(gates, ["wait", "clip_encoder", "llava_decoder"], strict=False):
+        assert page.until(lambda name=name: place() == name), (name, place())
+        seen.append(page.text("latest"))
+        gate.set()
+    assert page.is_answered()
+    assert page.until(lambda: place() == "")
+    assert seen[0] == ""
+    assert seen[1].endswith(": the only one")
+
+
 def test_every_field_has_a_label_and_every_button_a_name(page: Page) -> None:
     page.element("more").find_element(By.TAG_NAME, "summary").click()
 
-    fields = page.browser.find_elements(By.CSS_SELECTOR, "input, textarea, button, [role=region], svg")
+    shown = "input, textarea, button, meter:not([hidden]), [role=region], [role=group], svg:not([aria-hidden])"
+    fields = page.browser.find_elements(By.CSS_SELECTOR, shown)
     assert [field.get_attribute("outerHTML") for field in fields if not field.accessible_name] == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from python_backend.errors import Overloaded
 from python_backend.transport.handle import EmbeddingHandle
-from python_backend.transport.leases import is_held
+from python_backend.transport.leases import give_back, is_held
 from python_backend.transport.reader import EmbeddingReader
 from python_backend.transport.segment import Segment
 from python_backend.transport.store import EmbeddingStore, StoreCounts
@@ -247,3 +247,14 @@ def test_a_key_is_16_bytes(store: EmbeddingStore, size: int) -> None:
     for call in (store.find, lambda key: store.reserve(key, SHAPE, "float16")):
         with pytest.raises(ValueError, match=f"16 bytes, this has {size}"):
             call(bytes(size))
+
+
+def test_a_lease_that_was_given_back_is_not_held_also_before_a_sweep(store: EmbeddingStore, segment: Segment) -> None:
+    first, second = put(store, "a"), put(store, "b")
+    held_before = store.num_leases_held
+
+    give_back(segment, first.lease_index, first.lease_id)
+
+    assert (held_before, store.num_leases_held, store.counts.num_leases_out) == (2, 1, 2)
+    store.release(first)
+    store.release(second)
