@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 NS_PER_MS, NS_PER_S = 1e6, 1e9
-EMPTY_FINAL = 1  # the last response carries the final flag and nothing else; over HTTP it is [DONE]
 
 
 class ExportRefused(ValueError):
@@ -26,7 +26,7 @@ class Level:
 
     concurrency: int
     num_requests: int
-    num_without_text: int  # no response but the final one: refused or failed
+    num_without_text: int  # refused or failed
     ttft_p50_ms: float
     ttft_p90_ms: float
     latency_p50_ms: float
@@ -43,7 +43,8 @@ class Level:
 @dataclass(frozen=True, slots=True)
 class _Request:
     start_ns: int
-    responses_ns: tuple[int, ...]
+    end_ns: int
+    texts_ns: tuple[int, ...]  # when text came; a busy server gathers a whole answer into one response
 
 
 def read_levels(path: Path) -> list[Level]:
@@ -57,7 +58,7 @@ def read_levels(path: Path) -> list[Level]:
         levels = [
             _level(
                 int(experiment["experiment"]["value"]),
-                [_Request(entry["timestamp"], tuple(entry["response_timestamps"])) for entry in experiment["requests"]],
+                [_request(entry) for entry in experiment["requests"] if entry["response_timestamps"]],
             )
             for experiment in experiments
         ]
@@ -82,18 +83,33 @@ def table(levels: list[Level]) -> str:
     return "\n".join(lines)
 
 
+def _request(entry: dict[str, Any]) -> _Request:
+    times, outputs = entry["response_timestamps"], entry["response_outputs"]
+    texts = tuple(time for time, output in zip(times, outputs, strict=True) if _has_text(output))
+    return _Request(entry["timestamp"], times[-1], texts)
+
+
+def _has_text(output: dict[str, str]) -> bool:
+    """Whether a response says something: over gRPC its `text_output`, over HTTP the content of its events."""
+    if "response" not in output:
+        return bool(output.get("text_output"))
+    events = [line[6:] for line in output["response"].splitlines() if line.startswith("data: {")]
+    choices = [choice for event in events for choice in json.loads(event).get("choices", ())]
+    return any(choice["delta"].get("content") for choice in choices)
+
+
 def _level(concurrency: int, requests: list[_Request]) -> Level:
     if not requests:
         raise ExportRefused(f"no request at concurrency {concurrency}")
-    answered = [request for request in requests if len(request.responses_ns) > EMPTY_FINAL]
+    answered = [request for request in requests if request.texts_ns]
     if not answered:
         raise ExportRefused(f"none of {len(requests)} requests at concurrency {concurrency} was answered with text")
-    ttft = [(request.responses_ns[0] - request.start_ns) / NS_PER_MS for request in answered]
-    latency = [(request.responses_ns[-1] - request.start_ns) / NS_PER_MS for request in answered]
-    texts = [request.responses_ns[:-EMPTY_FINAL] for request in answered]
+    ttft = [(request.texts_ns[0] - request.start_ns) / NS_PER_MS for request in answered]
+    latency = [(request.end_ns - request.start_ns) / NS_PER_MS for request in answered]
+    texts = [request.texts_ns for request in answered]
     between = np.concatenate([np.diff(times) for times in texts]) / NS_PER_MS
     began = min(request.start_ns for request in requests)
-    seconds = (max(request.responses_ns[-1] for request in answered) - began) / NS_PER_S
+    seconds = (max(request.end_ns for request in answered) - began) / NS_PER_S
     return Level(
         concurrency=concurrency,
         num_requests=len(requests),

@@ -49,7 +49,7 @@ class ChatWording:
 
     def chunk(self, chunk: Chunk) -> Json:
         """The words since the last chunk."""
-        return self._chunk({"content": chunk.text} if chunk.text else {}, chunk.finish_reason, chunk.logprobs)
+        return self._chunk({"content": chunk.text}, chunk.finish_reason, chunk.logprobs)
 
     def counts(self, answer: Answer) -> Json:
         """The counts, with no choice beside them."""

@@ -15,7 +15,6 @@ const ENDED = ["answered", "failed", "left"];
 const find = (id) => document.getElementById(id);
 const cards = new Map(); // replica -> {root, words, bar, chips, stage, place, room}
 const chips = new Map(); // request key -> its element
-const mostFreeBlocks = new Map(); // replica -> KV blocks when nothing was there
 const wires = []; // {encoder, decoder, line, label}
 let links = [];
 let limits = null;
@@ -140,20 +139,18 @@ function describe(card) {
 
 function showEncoder(card, values) {
   const leases = values.vlm_relay_leases ?? 0;
-  const words = card.room ? `${leases} of ${card.room} slots in use` : `${leases} slots in use`;
-  fill(card, values, words, leases, card.room);
+  const slots = values.vlm_relay_embedding_slots ?? card.room;
+  const words = slots ? `${leases} of ${slots} slots in use` : `${leases} slots in use`;
+  fill(card, values, words, leases, slots);
 }
 
 function showDecoder(card, values) {
   const running = values.vlm_relay_running_sequences ?? 0;
   const waiting = values.vlm_relay_waiting_sequences ?? 0;
-  const free = values.vlm_relay_free_kv_blocks ?? 0;
-  const most = Math.max(mostFreeBlocks.get(card.name) ?? 0, free);
-  mostFreeBlocks.set(card.name, most);
-  const used = most ? Math.round((1 - free / most) * 100) : 0;
+  const used = values.vlm_relay_kv_cache_usage_ratio ?? 0;
   const sequences = card.room ? `${running} of ${card.room} running` : `${running} running`;
-  const words = `${sequences}${waiting ? `, ${waiting} waiting` : ""}, KV cache ${used}%`;
-  fill(card, values, words, Math.max(used / 100, card.room ? running / card.room : 0), 1);
+  const words = `${sequences}${waiting ? `, ${waiting} waiting` : ""}, KV cache ${Math.round(used * 100)}%`;
+  fill(card, values, words, Math.max(used, card.room ? running / card.room : 0), 1);
 }
 
 function showWaiting(values) {

@@ -279,3 +279,12 @@ def test_chunks_are_not_held_back_on_the_way_to_the_client(upstream: Upstream, g
         took_s.append(time.perf_counter() - began_s)
 
     assert statistics.median(took_s) < 0.03  # Nagle's algorithm and delayed acknowledgements would make it 0.04
+
+
+def test_a_chunk_without_text_still_has_content_as_vllms_clients_count_it(upstream: Upstream, gateway: Gateway) -> None:
+    upstream.answers("")  # nothing but special tokens
+
+    _, last = events_of(gateway.chat(stream=True))
+
+    assert last["choices"][0]["delta"] == {"content": ""}  # type: ignore[index]
+    assert last["choices"][0]["finish_reason"] == "stop"  # type: ignore[index]
