@@ -1,7 +1,7 @@
 """A load test: many requests, sent at chosen times whether or not earlier ones are done, or so many at a time.
 
 vlm-relay load --rate 5 --requests 100 --images 336x336 --html report.html      open loop, Poisson arrivals
-vlm-relay load --trace arrivals.jsonl                                           open loop, arrivals of a file
+vlm-relay load --trace arrivals.csv --images 336x336 --png report.png           open loop, arrivals of a file
 vlm-relay load --concurrency 8 --requests 100                                   closed loop
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -18,7 +19,8 @@ from tqdm import tqdm
 
 from client.channel import DEFAULT_ADDRESS
 from client.errors import InvalidRequest, RelayClientError
-from client.load_plan import picture, poisson, size_from, trace
+from client.load_figure import drawer
+from client.load_plan import USUAL_SIZE, Arrival, picture, poisson, size_from, trace
 from client.load_report import Outcome, Report, page, report_from
 from client.relay_async import AsyncRelayClient
 from client.request import Options
@@ -34,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--rate", type=float, metavar="R", help="open loop: R requests a second, Poisson arrivals")
-    how.add_argument("--trace", type=Path, metavar="FILE", help='open loop: arrivals of a file, {"at_s": 0.5} a line')
+    how.add_argument("--trace", type=Path, metavar="FILE", help="open loop: arrivals of a JSON Lines or CSV file")
     how.add_argument("--concurrency", type=int, default=8, metavar="N", help="closed loop: N at a time (%(default)s)")
     parser.add_argument("--requests", type=int, default=100, metavar="N", help="how many in all (%(default)s)")
     parser.add_argument(
@@ -46,6 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deadline-s", type=float, metavar="S", help="for each request")
     parser.add_argument("--seed", type=int, default=0, help="of arrivals and pictures (%(default)s)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page, too")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="write it as a picture, too (needs matplotlib)")
 
 
 def run(arguments: argparse.Namespace, variables: Mapping[str, str]) -> Report:
@@ -58,6 +61,7 @@ def run(arguments: argparse.Namespace, variables: Mapping[str, str]) -> Report:
         raise InvalidRequest("--requests and --concurrency must be at least 1")
     if arguments.rate is not None and not 0 < arguments.rate < float("inf"):
         raise InvalidRequest(f"--rate must be above 0, not {arguments.rate}")
+    draw = drawer() if arguments.png is not None else None  # not after the load that matplotlib is missing
     chance = random.Random(arguments.seed)
     load = Load(
         arguments.url,
@@ -77,8 +81,11 @@ def run(arguments: argparse.Namespace, variables: Mapping[str, str]) -> Report:
         work = load.at_a_time(arguments.concurrency, arguments.requests)
     seconds = asyncio.run(load.measured(work))
     report = report_from(load.outcomes, seconds)
+    title = f"Load on {arguments.url}"
     if arguments.html is not None:
-        arguments.html.write_text(page(report, load.outcomes, f"Load on {arguments.url}"))
+        arguments.html.write_text(page(report, load.outcomes, title))
+    if draw is not None:
+        draw(report, load.outcomes, title, arguments.png)
     return report
 
 
@@ -115,13 +122,13 @@ class Load:
                 await work
                 return self._clock() - self._began_s
 
-    async def at_times(self, times_s: Iterable[float]) -> None:
+    async def at_times(self, arrivals: Iterable[Arrival]) -> None:
         """Open loop: each request at its time, whatever became of the ones before."""
         async with asyncio.TaskGroup() as running:
-            for at_s in times_s:
-                images = self._pictures()  # made before the wait, not in the request's own time
-                await self._sleep(max(0.0, self._began_s + at_s - self._clock()))
-                running.create_task(self._ask(at_s, images))
+            for arrival in arrivals:
+                images = self._pictures(arrival.num_images)  # made before the wait, not in the request's own time
+                await self._sleep(max(0.0, self._began_s + arrival.at_s - self._clock()))
+                running.create_task(self._ask(arrival.at_s, images, arrival.max_tokens))
 
     async def at_a_time(self, concurrency: int, num_requests: int) -> None:
         """Closed loop: a request is sent when an earlier one is done."""
@@ -136,13 +143,22 @@ class Load:
             for _ in range(min(concurrency, num_requests)):
                 running.create_task(work())
 
-    def _pictures(self) -> list[bytes]:
-        return [picture(width, height, self._chance) for width, height in self._sizes]
+    def _pictures(self, num_images: int | None = None) -> list[bytes]:
+        """One of each size; or so many, taking the sizes in turn."""
+        sizes = self._sizes
+        if num_images is not None:
+            sizes = list(itertools.islice(itertools.cycle(sizes or [USUAL_SIZE]), num_images))
+        return [picture(width, height, self._chance) for width, height in sizes]
 
-    async def _ask(self, at_s: float, images: list[bytes]) -> None:
+    async def _ask(self, at_s: float, images: list[bytes], max_tokens: int | None = None) -> None:
         late_s = max(0.0, self._clock() - self._began_s - at_s)
         error = None
-        stream = self._client.stream(self._question, images=images, **self.options)
+        options: Options = {**self.options}
+        if max_tokens is not None:
+            options["max_tokens"] = max_tokens
+            if options.get("ignore_eos"):
+                options["min_tokens"] = max_tokens
+        stream = self._client.stream(self._question, images=images, **options)
         try:
             async with stream:
                 async for _ in stream:

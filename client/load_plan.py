@@ -2,44 +2,106 @@
 
 from __future__ import annotations
 
+import csv
+import datetime
+import io
 import json
 import random
 import struct
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from client.errors import InvalidRequest
 
+USUAL_SIZE = (336, 336)
+_AZURE = {"TIMESTAMP": "time_s", "NumImages": "images", "GeneratedTokens": "output_tokens"}
 
-def poisson(rate_per_s: float, num_requests: int, chance: random.Random) -> Iterator[float]:
-    """Arrival times in seconds from the start: independent of each other, `rate_per_s` on average."""
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """When a request is sent, in seconds from the start; what is None is as for all others."""
+
+    at_s: float
+    num_images: int | None = None
+    max_tokens: int | None = None
+
+
+def poisson(rate_per_s: float, num_requests: int, chance: random.Random) -> Iterator[Arrival]:
+    """Arrivals independent of each other, `rate_per_s` on average."""
     at_s = 0.0
     for _ in range(num_requests):
         at_s += chance.expovariate(rate_per_s)
-        yield at_s
+        yield Arrival(at_s)
 
 
-def trace(path: Path) -> list[float]:
-    """The arrival times in a JSON Lines file, `{"at_s": 0.5}` each, in order.
+def trace(path: Path) -> list[Arrival]:
+    """The arrivals in a file, in order: JSON Lines, or the CSV that the simulator reads; see `Arrival`.
+
+        {"at_s": 0.5, "images": 1, "max_tokens": 20}          images and max_tokens may be left out
+
+        time_s,images,prompt_tokens,output_tokens             times are counted from the first; other columns
+        12.5,1,600,20                                         (prompt_tokens too) are not used
 
     Raises:
-        InvalidRequest: no such file, or a line that has no such time, or one before its predecessor.
+        InvalidRequest: no such file, a line that has no such time, or one before its predecessor.
     """
-    times: list[float] = []
     try:
-        lines = path.read_text().splitlines()
+        text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"trace {path}: {error}") from error
-    for number, line in enumerate(lines, start=1):
+    read = _from_json_lines if text.lstrip().startswith("{") else _from_csv
+    arrivals: list[Arrival] = []
+    for number, arrival in read(text, path):
+        if not arrival.at_s >= (arrivals[-1].at_s if arrivals else 0.0):
+            raise InvalidRequest(f"trace {path}:{number}: {arrival.at_s} is before the time above it")
+        arrivals.append(arrival)
+    if not arrivals:
+        raise InvalidRequest(f"trace {path}: no request in it")
+    return arrivals
+
+
+def _from_json_lines(text: str, path: Path) -> Iterator[tuple[int, Arrival]]:
+    for number, line in enumerate(text.splitlines(), start=1):
         try:
-            at_s = float(json.loads(line)["at_s"])
-        except (ValueError, KeyError, TypeError) as error:
+            told = json.loads(line)
+            yield number, _arrival(float(told["at_s"]), told.get("images"), told.get("max_tokens"))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InvalidRequest(f'trace {path}:{number}: must be {{"at_s": seconds}}: {error!r}') from None
-        if not at_s >= (times[-1] if times else 0.0):
-            raise InvalidRequest(f"trace {path}:{number}: {at_s} is before the time above it")
-        times.append(at_s)
-    return times
+
+
+def _from_csv(text: str, path: Path) -> Iterator[tuple[int, Arrival]]:
+    rows = csv.DictReader(io.StringIO(text))
+    names = [_AZURE.get(name.strip(), name.strip()) for name in rows.fieldnames or ()]
+    if "time_s" not in names:
+        raise InvalidRequest(f"trace {path}: neither JSON Lines with at_s nor a CSV with a column time_s")
+    rows.fieldnames = names
+    began_s: float | None = None
+    for number, row in enumerate(rows, start=2):
+        try:
+            at_s = _seconds(row["time_s"])
+            began_s = at_s if began_s is None else began_s
+            yield number, _arrival(at_s - began_s, row.get("images"), row.get("output_tokens"))
+        except (ValueError, TypeError) as error:
+            raise InvalidRequest(f"trace {path}:{number}: {error}") from None
+
+
+def _arrival(at_s: float, num_images: object, max_tokens: object) -> Arrival:
+    images = None if num_images in (None, "") else int(str(num_images))
+    tokens = None if max_tokens in (None, "") else int(str(max_tokens))
+    if (images is not None and images < 0) or (tokens is not None and tokens < 1):
+        raise ValueError(f"images must be at least 0 and tokens at least 1, not {num_images} and {max_tokens}")
+    return Arrival(at_s, images, tokens)
+
+
+def _seconds(cell: str) -> float:
+    """Seconds, or a date and time."""
+    try:
+        return float(cell)
+    except ValueError:
+        told = datetime.datetime.fromisoformat(cell.strip())
+        return (told if told.tzinfo else told.replace(tzinfo=datetime.UTC)).timestamp()
 
 
 def size_from(text: str) -> tuple[int, int]:

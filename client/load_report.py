@@ -91,6 +91,7 @@ def _spread(name: str, seconds: Sequence[float | None]) -> Spread:
 
 def page(report: Report, outcomes: Sequence[Outcome], title: str) -> str:
     """An HTML page by itself: the figures, and the time to first token over the run."""
+    per_token = [each.tokens_per_s and 1 / each.tokens_per_s for each in outcomes]
     heads = "".join(f"<th>p{percent}, ms" for percent in PERCENTILES)
     rows = "".join(
         f"<tr><th>{spread.name}" + "".join(f"<td>{value:.1f}" for value in spread.values) for spread in report.spreads
@@ -99,28 +100,40 @@ def page(report: Report, outcomes: Sequence[Outcome], title: str) -> str:
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style><h1>{html.escape(title)}</h1>"
         f"<pre>{html.escape(report.text())}</pre><table><tr><th>{heads}{rows}</table>"
-        f"<h2>Time to first token over the run</h2>{_chart(outcomes)}</html>"
+        f"<h2>Time to first token over the run</h2>{_chart(outcomes, [each.ttft_s for each in outcomes])}"
+        f"<h2>Time per output token over the run</h2>{_chart(outcomes, per_token)}</html>"
     )
 
 
-def _chart(outcomes: Sequence[Outcome]) -> str:
+def _chart(outcomes: Sequence[Outcome], seconds: Sequence[float | None]) -> str:
+    """A dot for each request that has this time, and a cross for each that failed."""
     width, height = _CHART
-    points = [(each.at_s, each.ttft_s) for each in outcomes if each.ttft_s is not None]
+    points = [
+        (each.at_s, time_s)
+        for each, time_s in zip(outcomes, seconds, strict=True)
+        if time_s is not None and each.error is None
+    ]
     if not points:
         return "<p>No answer came."
-    last_s = max(at_s for at_s, _ in points) or 1.0
-    highest_s = max(ttft_s for _, ttft_s in points) or 1.0
+    failed = [each.at_s for each in outcomes if each.error is not None]
+    last_s = max(*(at_s for at_s, _ in points), *failed, 1e-9)
+    highest_s = max(time_s for _, time_s in points) or 1.0
     places = [
         (4 + at_s / last_s * (width - 8), height - 4 - each_s / highest_s * (height - 8)) for at_s, each_s in points
     ]
     dots = "".join(f"<circle r=2 cx={x:.1f} cy={y:.1f} />" for x, y in places)
-    words = f"0 to {last_s:.1f} s; highest {highest_s * 1000:.0f} ms"
-    return f"<svg viewBox='0 0 {width} {height}' role=img aria-label='{words}'>{dots}</svg><p>{words}"
+    crosses = "".join(
+        f"<path d='M{x - 3:.1f} {height - 8}l6 6m0 -6l-6 6' />"
+        for x in (4 + at / last_s * (width - 8) for at in failed)
+    )
+    words = f"0 to {last_s:.1f} s; highest {highest_s * 1000:.1f} ms" + (f"; {len(failed)} failed" if failed else "")
+    return f"<svg viewBox='0 0 {width} {height}' role=img aria-label='{words}'>{dots}{crosses}</svg><p>{words}"
 
 
 _STYLE = (
     ":root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:44rem;margin:2rem auto;"
     "padding:0 1rem}table{border-collapse:collapse}th,td{text-align:right;padding:.3rem .8rem;border-bottom:1px solid "
     "#8886}th:first-child{text-align:left}svg{width:100%;border-bottom:1px solid #8888;fill:#0b62c4}"
+    "path{stroke:#b3261e;stroke-width:1.5}"
     "pre{overflow-x:auto}"
 )
