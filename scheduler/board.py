@@ -37,10 +37,15 @@ class Board:
         self.compute_s = np.zeros(num_decoders)
         self.excess = np.zeros(num_decoders)
         self.free_tokens = np.full(num_decoders, inf)  # infinite: not known
+        # Images that wait on a decoder's own device, the time to encode them, and whether nothing decodes there.
+        self.pending_images = np.zeros(num_decoders)
+        self.encoding_s = np.zeros(num_decoders)
+        self.is_still = np.ones(num_decoders)
         self.num_open = 0  # decoders that may take one more
         self.has_excess = self.has_free_tokens = False
         self.caching: set[int] = set()  # decoders that may have images or prefixes
-        self._limit, self._max_sequences, self._stall_weight = limit, max_sequences, stall_weight
+        self._limit, self._max_sequences, self.stall_weight = limit, max_sequences, stall_weight
+        self.has_hybrids = any(pools.own)
         # By size and number of images: a column of prices, and the encoders at which it is out of date.
         self._side_s: dict[tuple[float, int], tuple[Column, set[int]]] = {}
         self._loads: Loads | None = None
@@ -115,7 +120,7 @@ class Board:
             load = self.decoder_loads[d]
             if load is not None:
                 running += load.running
-        return self._stall_weight * running
+        return self.stall_weight * running
 
     def _look_at_encoder(self, e: int, loads: Loads) -> None:
         load = loads.encoders.get(self.pools.encoders[e])
@@ -124,6 +129,18 @@ class Board:
         self.num_encoders += (load is not None) - (self.encoder_loads[e] is not None)
         self.encoder_loads[e] = load
         self._reckon(e)
+        for d in self.pools.sharing[e]:
+            own = self.pools.own[d]
+            self.pending_images[d] = sum([self._pending(each) for each in own])
+            self.encoding_s[d] = sum([self._encode_s(each, self._pending(each)) for each in own])
+
+    def _pending(self, e: int) -> float:
+        load = self.encoder_loads[e]
+        return 0.0 if load is None else load.pending_images + load.pending_tokens / IMAGE_TOKENS
+
+    def _encode_s(self, e: int, num_images: float) -> float:
+        batch_s, image_s, max_batch = self.pools.encode_rates[e]
+        return batch_s * -(-num_images // max_batch) + image_s * num_images
 
     def _reckon(self, e: int) -> None:
         for _, outdated in self._side_s.values():
@@ -143,6 +160,7 @@ class Board:
             _, weight_s, context_s, sequence_s = self.pools.decode_rates[d][:4]
             self.read_s[d] = weight_s + load.pending_tokens * context_s
             self.compute_s[d] = (load.running + 1) * sequence_s
+            self.is_still[d] = load.running == 0
             over = load.running - self._max_sequences + 1
             excess = over / self._max_sequences if over > 0 else 0.0
             free_tokens = inf if load.free_kv_tokens is None else load.free_kv_tokens

@@ -4,12 +4,17 @@
     side(e, m)       = waiting for e and encoding m images there, + what the decodes on e's device lose meanwhile
     copy(e, d, m)    = control hop + transfer over the link between them
     wait(d)          = until d has a place and room for the context
-    tail(d)          = prefill + decode
+    tail(d)          = prefill + decode + crowding
+    crowding(d)      = what the images that wait on d's device lose to the answer's decode, which is little where
+                       others decode already: their steps are taken anyway
 
-Every term grows with the load that it looks at, so more load never makes a replica cheaper. `side` does not depend
-on d, nor `wait` and `tail` on e: `bounds[d]` is below every price of d, reckoned for all d at once, and most decoders
-need no look at their encoders at all. With one image of the usual size that no cache has, it is the price itself
-wherever the cheapest encoder is among the nearest or at the next distance.
+Every term grows with the load that it looks at, so more load makes no replica cheaper, but for the first sequence of
+a device with images to encode. Decodes so keep away from where images wait, and images (by the price of stalling, in
+`side`) from where many decode: with a dear encoder devices take sides, with a cheap one all do both.
+
+`side` does not depend on d, nor `wait` and `tail` on e: `bounds[d]` is below every price of d, reckoned for all d at
+once, and most decoders need no look at their encoders at all. With one image of the usual size that no cache has, it is
+the price itself wherever the cheapest encoder is among the nearest or at the next distance.
 """
 
 from __future__ import annotations
@@ -24,6 +29,13 @@ from scheduler.board import Board
 from scheduler.cost import IMAGE_TOKENS
 from scheduler.loads import Load, Loads, RequestShape
 from scheduler.pools import Column
+
+CROWDING_WEIGHT = 4.0
+"""A second that a waiting image loses to a decode, in stalled seconds: those behind it, and those to come, lose it too.
+
+Found by simulation (`benchmarks.published`): with half a second per image, hybrids serve 0.83 of what the best split
+does without it, 0.86 at 1, and from 4 on 0.95.
+"""
 
 
 class Pricing:
@@ -123,10 +135,16 @@ class Pricing:
             self.wait_s[np.isnan(self.wait_s)] = inf
         prefill_s = columns.start_s + (columns.token_s + columns.squared_s * num_tokens) * num_tokens
         tail_s: Column = prefill_s + generate_s
+        if board.has_hybrids:
+            added_s = np.where(board.is_still, generate_s, shape.max_tokens * needed * columns.context_s)
+            np.minimum(added_s, board.encoding_s, out=added_s)
+            added_s *= board.pending_images
+            added_s *= board.stall_weight * CROWDING_WEIGHT
+            tail_s += added_s
         self.tail_s = tail_s
         side_s = self._side_bounds() if shape.num_images else None
         if board.caching and (self._with_images or shape.prefix_key is not None):
-            self._look_at_caching(generate_s, side_s)
+            self._look_at_caching(side_s)
         if side_s is None:
             self.bounds: Column = tail_s if self.wait_s is None else self.wait_s + tail_s
         else:
@@ -166,15 +184,16 @@ class Pricing:
                 np.maximum(bounds_s, had_s, out=bounds_s)
         return bounds_s
 
-    def _look_at_caching(self, generate_s: Column, side_s: Column | None) -> None:
+    def _look_at_caching(self, side_s: Column | None) -> None:
         """The tails of decoders that have some of the prompt, and their encode sides without copies."""
         for d in self._board.caching:
             load = self.decoder_loads[d]
             if load is None or not (load.cached or load.prefixes):
                 continue
             num_tokens, num_cached = self._without_cached(load)
-            start_s, token_s, squared_s = self._pools.decode_rates[d][-3:]
-            self.tail_s[d] = start_s + (token_s + squared_s * num_tokens) * num_tokens + generate_s[d]
+            token_s, squared_s = self._pools.decode_rates[d][-2:]
+            whole = self.shape.prompt_tokens
+            self.tail_s[d] -= (token_s + squared_s * (whole + num_tokens)) * (whole - num_tokens)
             if num_cached and side_s is not None:
                 num_new = sum([not found for found in self.holders.values()])
                 side_s[d] = self._find_least_side(num_new) + self._pools.hop_s[d]
