@@ -63,8 +63,11 @@ class StepChooser:
         self._num_ahead = num_ahead
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a new sequence behind all others."""
-        self.waiting.append(sequence)
+        """Queue a new sequence behind all others of its rank or a smaller one, and behind preempted ones."""
+        index = len(self.waiting)
+        while index > 0 and self._comes_before(sequence, self.waiting[index - 1]):
+            index -= 1
+        self.waiting.insert(index, sequence)
 
     def remove(self, sequence: Sequence, is_poisoned: bool = False) -> list[int]:
         """Take a sequence out and give its blocks back; the result is those that nobody else holds.
@@ -103,6 +106,11 @@ class StepChooser:
             keys = list(sequence.block_keys(self._block_tokens, full))
             for index in range(before, full):
                 self._pool.publish(sequence.blocks[index], keys[index])
+
+    @staticmethod
+    def _comes_before(new: Sequence, waiting: Sequence) -> bool:
+        was_preempted = waiting.num_cached_tokens is not None
+        return not was_preempted and new.request.rank < waiting.request.rank
 
     def _continue_prompt(self, sequence: Sequence, num_free: int, chunks: list[Chunk]) -> int:
         num_tokens = min(num_free, sequence.num_uncomputed)

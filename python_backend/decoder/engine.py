@@ -78,7 +78,7 @@ class Engine:
         self._budget = PromptBudget(options.step_limit_s, options.max_step_tokens)
         self._status = EngineStatus(free_blocks=runner.num_blocks, total_blocks=runner.num_blocks)
         self._serials = count()
-        self._inbox = Inbox(options.max_waiting)
+        self._inbox = Inbox(options.max_sequences + options.max_waiting)
         self._thread = threading.Thread(target=self._loop, name="decoder-engine", daemon=True)
 
     @classmethod
@@ -129,7 +129,7 @@ class Engine:
         Raises:
             InvalidPrompt: images do not match the image tokens, or the prompt does not fit.
             InvalidRequest: the request id is in use.
-            Overloaded: `max_waiting` requests wait already.
+            Overloaded: `max_sequences` and `max_waiting` more have not ended yet.
             DeadlineExceeded: the deadline has passed.
             PeerGone: the engine is closed.
         """
@@ -277,7 +277,6 @@ class Engine:
     def _report(self) -> None:
         """Publish the counts."""
         chooser = self._chooser
-        self._inbox.note_queued(len(chooser.waiting))
         known = (*chooser.running, *chooser.waiting)
         self._status = replace(
             self._status,

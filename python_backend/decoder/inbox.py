@@ -11,12 +11,11 @@ from python_backend.errors import InvalidRequest, Overloaded, PeerGone
 class Inbox:
     """The live requests by their ids, and those of them that the engine thread has not seen yet. Has its own lock."""
 
-    def __init__(self, max_waiting: int) -> None:
-        self._max_waiting = max_waiting
+    def __init__(self, max_live: int) -> None:
+        self._max_live = max_live
         self._changed = threading.Condition()
         self._arrived: list[Sequence] = []
         self._live: dict[str, Sequence] = {}
-        self._num_queued = 0  # seen by the engine thread, but not running
         self._is_closing = False
 
     def put(self, sequence: Sequence) -> None:
@@ -25,7 +24,7 @@ class Inbox:
         Raises:
             PeerGone: the inbox is closed.
             InvalidRequest: its id is in use.
-            Overloaded: too many requests wait already.
+            Overloaded: `max_live` requests have not ended yet.
         """
         request_id = sequence.request.request_id
         with self._changed:
@@ -33,9 +32,8 @@ class Inbox:
                 raise PeerGone("the decoder is closing")
             if request_id in self._live:
                 raise InvalidRequest(f"request id {request_id!r} is in use")
-            num_waiting = len(self._arrived) + self._num_queued
-            if num_waiting >= self._max_waiting:
-                raise Overloaded(f"{num_waiting} requests wait for the decoder, the limit is {self._max_waiting}")
+            if len(self._live) >= self._max_live:
+                raise Overloaded(f"{len(self._live)} requests run on the decoder or wait, {self._max_live} may")
             self._live[request_id] = sequence
             self._arrived.append(sequence)
             self._changed.notify()
@@ -67,7 +65,6 @@ class Inbox:
         """The requests that arrived since the last call, in order."""
         with self._changed:
             arrived, self._arrived = self._arrived, []
-            self._num_queued += len(arrived)
             return arrived
 
     def live(self) -> list[Sequence]:
@@ -79,8 +76,3 @@ class Inbox:
         """A request has ended: its id is free again."""
         with self._changed:
             del self._live[sequence.request.request_id]
-
-    def note_queued(self, num_queued: int) -> None:
-        """How many of the taken requests do not run yet."""
-        with self._changed:
-            self._num_queued = num_queued

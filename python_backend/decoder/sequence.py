@@ -35,6 +35,7 @@ class DecodeRequest:
     sampling: SamplingParameters
     deadline_s: float | None = None  # on the engine's clock
     generated_ids: tuple[int, ...] = ()
+    rank: float = 0.0  # of those that wait, the smallest is admitted first
 
 
 @dataclass(slots=True)

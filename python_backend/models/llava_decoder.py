@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -79,21 +80,32 @@ class TritonPythonModel:
             self._engine.cancel(bytes(inputs["cancel"][0]).decode())
             sender.send(flags=FINAL)
             return
+        if inputs.keys() == {"handles"}:
+            self._release([bytes(item) for item in inputs["handles"]])
+            sender.send(flags=FINAL)
+            return
         missing = {"request_id", "token_ids"} - inputs.keys()
         if missing:
-            raise InvalidRequest(f"llava_decoder needs {', '.join(sorted(missing))}, or cancel")
+            raise InvalidRequest(f"llava_decoder needs {', '.join(sorted(missing))}, or cancel, or handles alone")
         deadline_ns = int(inputs["deadline_ns"][0]) if "deadline_ns" in inputs else 0
+        began_s = time.monotonic()
+        images = self._take_in([bytes(item) for item in inputs.get("handles", ())])
+        transfer = {
+            "transfer_s": time.monotonic() - began_s if images else 0.0,
+            "transfer_bytes": sum(image.features.nbytes for image in images),
+        }
         job = DecodeRequest(
             request_id=bytes(inputs["request_id"][0]).decode(errors="replace"),
             token_ids=tuple(inputs["token_ids"].tolist()),
-            images=self._take_in([bytes(item) for item in inputs.get("handles", ())]),
+            images=images,
             sampling=parse_sampling(bytes(inputs["sampling_parameters"][0]).decode())
             if "sampling_parameters" in inputs
             else parse_sampling(""),
             deadline_s=deadline_ns / 1e9 if deadline_ns else None,
             generated_ids=tuple(inputs["generated_ids"].tolist()) if "generated_ids" in inputs else (),
+            rank=float(inputs["rank"][0]) if "rank" in inputs else 0.0,
         )
-        self._engine.submit(job, self._sender.stream(sender))
+        self._engine.submit(job, self._sender.stream(sender, transfer))
 
     def _take_in(self, sealed: list[bytes]) -> tuple[ImageEmbedding, ...]:
         """Copies the embeddings behind the handles; every lease that can be read is given back."""
@@ -108,6 +120,11 @@ class TritonPythonModel:
     def _note_copy(self, copied: Copied) -> None:
         self._meter.add("vlm_relay_embedding_copied_bytes_total", copied.num_bytes, {"route": copied.path})
         self._meter.observe("vlm_relay_embedding_copy_seconds", copied.seconds)
+
+    def _release(self, sealed: list[bytes]) -> None:
+        """Gives the leases on embeddings back that nobody wants to decode."""
+        for data in sealed:
+            self._landing.release(EmbeddingHandle.open(data, self._site.boot, self._site.embedding_fingerprint))
 
     def _report(self) -> None:
         status = self._engine.status()
@@ -141,9 +158,9 @@ class DeltaSender:
         self._thread = threading.Thread(target=self._work, name="sender", daemon=True)
         self._thread.start()
 
-    def stream(self, sender: Any) -> _Outbox:
-        """Takes the deltas of one request; call it with each."""
-        return _Outbox(self, sender)
+    def stream(self, sender: Any, transfer: Mapping[str, float]) -> _Outbox:
+        """Takes the deltas of one request; call it with each. `transfer` goes into its report."""
+        return _Outbox(self, sender, transfer)
 
     def put(self, outbox: _Outbox, delta: Delta) -> None:
         """Queues a delta. Called by the engine; never blocks for long."""
@@ -170,7 +187,7 @@ class DeltaSender:
                     return
                 deltas, outbox.deltas = outbox.deltas, []
             try:
-                _send(outbox.sender, deltas)
+                _send(outbox.sender, deltas, outbox.transfer)
             except Exception:  # one request's answer is lost; the others must go on
                 logger.exception("a response could not be sent")
 
@@ -178,9 +195,10 @@ class DeltaSender:
 class _Outbox:
     """One request's unsent deltas, guarded by its sender's condition."""
 
-    def __init__(self, owner: DeltaSender, sender: Any) -> None:
+    def __init__(self, owner: DeltaSender, sender: Any, transfer: Mapping[str, float]) -> None:
         self._owner = owner
         self.sender = sender
+        self.transfer = transfer
         self.deltas: list[Delta] = []
         self._num_tokens = 0
 
@@ -203,7 +221,7 @@ class _Outbox:
             meter.observe("vlm_relay_tpot_seconds", seconds / (self._num_tokens - 1))
 
 
-def _send(sender: Any, deltas: list[Delta]) -> None:
+def _send(sender: Any, deltas: list[Delta], transfer: Mapping[str, float]) -> None:
     last = deltas[-1]
     if last.error is not None:
         sender.send(failure(last.error), flags=FINAL)
@@ -221,6 +239,7 @@ def _send(sender: Any, deltas: list[Delta]) -> None:
             "num_cached_tokens": last.num_cached_tokens,
             "cumulative_logprob": last.cumulative_logprob,
             "logprobs": logprobs,
+            **transfer,
         }
         outputs.append(text_tensor("report", json.dumps(report)))
     sender.send(pb_utils.InferenceResponse(outputs), flags=FINAL if last.is_final else 0)
@@ -244,7 +263,8 @@ def _options(decode: DecodeTable, device: str) -> EngineOptions:
         kv_cache_bytes=decode.kv_cache_mib << 20,
         max_sequences=decode.max_sequences,
         max_step_tokens=decode.step_tokens,
-        max_waiting=decode.max_waiting,
+        # The scheduler counts to max_waiting; what it has given up already may still be ending here.
+        max_waiting=decode.max_waiting + decode.max_sequences,
         num_threads=decode.threads,
         step_limit_s=decode.step_limit_ms / 1000,
         graphs=decode.graphs,
