@@ -40,6 +40,11 @@ class PromptBuilder:
         self._mark = str(self._tokenizer.convert_ids_to_tokens(facts.image_token_id))
         self._template = self._tokenizer.chat_template or _template_file(facts.path)
 
+    @property
+    def image_token_id(self) -> int:
+        """The token that stands for an image."""
+        return self._facts.image_token_id
+
     def count_image_tokens(self, images: Sequence[bytes]) -> tuple[int, ...]:
         """The tokens of each image in the prompt.
 

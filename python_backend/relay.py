@@ -10,6 +10,7 @@ may hang in Triton for ever; the watch has then ended its request, and nobody wa
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import logging
@@ -30,22 +31,36 @@ from python_backend.errors import (
     PeerGone,
     RelayError,
 )
+from python_backend.gate import Gate
 from python_backend.generate import GenerateRequest
 from python_backend.metrics import Meter
+from python_backend.placing import Placing
 from python_backend.prompt import Prompt, PromptBuilder
-from python_backend.stream import Attempt, Chunk, Client, DecodeJob, Gathered, Progress, Reply, Stages, Stream
+from python_backend.stream import (
+    Attempt,
+    Chunk,
+    Client,
+    DecodeJob,
+    Encoded,
+    Gathered,
+    Progress,
+    Reply,
+    Stages,
+    Stream,
+)
 from scheduler.admission import WaitingRoom
 from scheduler.cost import IMAGE_TOKENS
-from scheduler.decision import Decision, StagesFull
-from scheduler.ledger import Ledger
+from scheduler.decision import Decision
+from scheduler.ledger import Place
 from scheduler.loads import RequestShape
+from scheduler.prefix import prefix_keys
 from scheduler.profile import LimitsTable
-from scheduler.routing import Router
 
 logger = logging.getLogger(__name__)
 
 WATCH_S = 0.02  # deadlines are kept to within this
 MAX_ATTEMPTS = 3  # per request: the first, and two more when stages die
+SHORTEST_HINT_S, LONGEST_HINT_S = 0.1, 60.0
 CANCEL_POLL_S = 0.1  # asking Triton whether a client is gone costs 34 us
 
 
@@ -60,12 +75,13 @@ class Relay:
         self,
         stages: Stages,
         prompts: PromptBuilder,
-        router: Router,
+        placing: Placing,
         limits: LimitsTable,
         meter: Meter,
         clock: Callable[[], float],
         is_draining: Callable[[], bool] = lambda: False,
         chance: random.Random | None = None,
+        gate_width: int = 16,
     ) -> None:
         self._stages = stages
         self._prompts = prompts
@@ -74,12 +90,13 @@ class Relay:
         self._clock = clock
         self._is_draining = is_draining
         self._chance = chance or random.Random()
-        self._lock = threading.Lock()  # guards the room, the streams in flight, the loads and who is down
+        self._placing = placing
+        self._gate_width = gate_width
+        self._gates: dict[str, Gate] = {}  # by encoder
+        self._lock = threading.Lock()  # guards the gates, the room, and the streams in flight
         self._room: WaitingRoom[Stream] = WaitingRoom(limits.max_waiting + 1, limits.ageing_s)
         self._serving: set[Stream] = set()
-        self._router = router
-        self._ledger = Ledger(router.idle())
-        self._down: set[str] = set()
+        self._num_arriving = 0  # of those, not placed yet
         self._fan_out = ThreadPoolExecutor(max_workers=64, thread_name_prefix="encode")
         self._serials = itertools.count(1)
         self._is_closed = threading.Event()
@@ -94,7 +111,7 @@ class Relay:
     def accept(self, request: GenerateRequest, client: Client) -> None:
         """Takes responsibility for a request: it will be ended, exactly once.
 
-        A full house or a draining server ends it here, with `Overloaded`.
+        A full house, a wait that would be too long, or a draining server ends it here, with `Overloaded`.
         """
         now = self._clock()
         deadline_s = None if request.deadline_s is None else now + request.deadline_s
@@ -103,6 +120,7 @@ class Relay:
             request=self._with_seed(request),
             client=client,
             arrived_s=now,
+            rank=self._room.rank(request.priority, now),
             deadline_s=deadline_s,
             progress_s=now,
             attempt=Attempt(1),
@@ -112,21 +130,30 @@ class Relay:
             self._end(stream, Overloaded("the server is stopping and takes no new requests", 5.0))
             return
         with self._lock:
-            is_full = len(self._room) >= self._limits.max_waiting and not self._has_place()
-            if not is_full:
+            refusal = self._refusal(request, now)
+            if refusal is None:
                 self._room.enter(stream, request.priority, deadline_s, now)
-        if is_full:
-            limits = self._limits
-            text = f"{limits.max_in_flight} requests are in flight and {limits.max_waiting} wait; no room for more"
-            self._end(stream, Overloaded(text))
+        if refusal is not None:
+            self._end(stream, refusal)
             return
         self._dispatch()
 
+    def _refusal(self, request: GenerateRequest, now_s: float) -> Overloaded | None:
+        """Why a request cannot even wait; None when it can, or need not. The caller holds the lock."""
+        if self._has_place():
+            return None
+        limits = self._limits
+        allowed_s = min(limits.max_wait_s, request.deadline_s or limits.max_wait_s)
+        found = self._room.refusal(request.priority, now_s, limits.max_waiting, allowed_s)
+        if found is None:
+            return None
+        return Overloaded(f"{len(self._serving)} requests are in flight and {found.text}", _hint(found.retry_after_s))
+
     def replica_died(self, name: str) -> None:
         """Gives no new work to a replica, and tries what waits for it elsewhere. Returns at once."""
+        self._placing.died(name)
         with self._lock:
-            self._down.add(name)
-            self._ledger.set_available(name, False)
+            self._gates.pop(name, None)  # whoever hangs in the dead one keeps a place in the old gate
             waiting = [(stream, stream.attempt) for stream in self._serving if name in stream.attempt.waits_on]
         self._meter.add("vlm_relay_deaths_total", labels={"replica": name})
         for stream, attempt in waiting:
@@ -134,10 +161,9 @@ class Relay:
 
     def replica_returned(self, name: str) -> None:
         """Gives work to a replica again."""
-        with self._lock:
-            self._down.discard(name)
-            self._ledger.set_available(name, True)
+        self._placing.returned(name)
         self._meter.add("vlm_relay_recoveries_total", labels={"replica": name})
+        self._dispatch()
 
     def close(self) -> None:
         """Ends every request that is left, and the watch."""
@@ -160,19 +186,31 @@ class Relay:
     # -- places -------------------------------------------------------------------------------------------
 
     def _has_place(self) -> bool:
-        return len(self._serving) < self._limits.max_in_flight
+        """Whether one more may be served now, so far as bounds and decoders go. The caller holds the lock."""
+        return len(self._serving) < self._limits.max_in_flight and self._placing.has_room(self._num_arriving)
 
     def _dispatch(self) -> None:
         """Gives free places to those who wait, most urgent first."""
         while True:
+            now = self._clock()
             with self._lock:
-                stream = self._room.take() if self._has_place() else None
+                stream = self._room.take(now) if self._has_place() else None
                 if stream is None:
                     break
                 self._serving.add(stream)
-                stream.progress_s = self._clock()  # waiting for a place was no silence of a stage
+                self._num_arriving += 1
+                stream.attempt.is_arriving = True
+                stream.progress_s = now  # waiting for a place was no silence of a stage
+                stream.attempt.observed.queue_s = now - stream.arrived_s
             self._start(stream, stream.attempt)
         self._report()
+
+    def _note_arrived(self, attempt: Attempt) -> None:
+        """An attempt is charged for now, or over."""
+        with self._lock:
+            if attempt.is_arriving:
+                attempt.is_arriving = False
+                self._num_arriving -= 1
 
     def _start(self, stream: Stream, attempt: Attempt) -> None:
         name = stream.job_id(attempt)
@@ -191,6 +229,8 @@ class Relay:
             self._run(stream, attempt)
         except (PeerGone, EmbeddingGone) as error:
             self._try_again(stream, attempt, error)
+        except DeadlineExceeded:
+            self._end(stream, _too_late(stream, "being served"), attempt)
         except RelayError as error:
             self._end(stream, error, attempt)
         except Exception as error:
@@ -203,9 +243,10 @@ class Relay:
         request = stream.request
         image_tokens = self._prompts.count_image_tokens(request.images)
         prompt = self._prompts.build(request.text, request.messages, image_tokens)
-        decision = self._decide(stream, attempt, prompt, image_tokens)
+        place = self._place(stream, attempt, prompt, image_tokens)
+        decision = place.decision
         self._tell(stream, attempt, Progress("placed", decision if request.returns.decision else None))
-        self._encode(stream, attempt, decision)
+        self._encode(stream, attempt, place)
         if decision.encoders:
             self._tell(stream, attempt, Progress("encoded", None))
         self._decode(stream, attempt, prompt, decision)
@@ -217,57 +258,65 @@ class Relay:
                 if not stream.is_ended and stream.attempt is attempt:
                     stream.client.progress(progress)
 
-    def _decide(self, stream: Stream, attempt: Attempt, prompt: Prompt, image_tokens: Sequence[int]) -> Decision:
+    def _place(self, stream: Stream, attempt: Attempt, prompt: Prompt, image_tokens: Sequence[int]) -> Place:
         request = stream.request
+        num_images = len(request.images)
         keys = tuple(hashlib.blake2b(image, digest_size=16).digest() for image in request.images)
-        num_images, max_tokens = len(request.images), request.sampling.max_tokens
+        max_tokens = request.sampling.max_tokens
         of_each = sum(image_tokens) // num_images if num_images else IMAGE_TOKENS
+        prefixes = prefix_keys(prompt.token_ids, self._prompts.image_token_id, keys, image_tokens)
         shape = RequestShape(num_images, prompt.num_tokens, max_tokens, of_each, keys)
-        with self._lock:
-            try:
-                decision = self._router.decide(shape, self._ledger.loads)
-            except LookupError as error:
-                raise Overloaded(f"{error} just now: it died and is being restarted", 5.0) from error
-            except StagesFull as error:
-                raise Overloaded(str(error), error.retry_after_s) from error
-            attempt.decision = decision
-            attempt.place = self._ledger.take(decision, shape)
-        labels = {"mode": decision.mode, "reason": decision.reason_kind}
+        attempt.place = place = self._placing.take(shape, prefixes)
+        self._note_arrived(attempt)
+        labels = {"mode": place.decision.mode, "reason": place.decision.reason_kind}
         self._meter.add("vlm_relay_decisions_total", labels=labels)
-        return decision
+        return place
 
-    def _encode(self, stream: Stream, attempt: Attempt, decision: Decision) -> None:
+    def _encode(self, stream: Stream, attempt: Attempt, place: Place) -> None:
         """Fills `attempt.handles`, in the order of the images."""
-        images = stream.request.images
-        encoders = decision.encoders
+        images, encoders = stream.request.images, place.decision.encoders
         if not encoders:
             return
         self._wait_on(attempt, *encoders)
         began_s = self._clock()
-        if len(images) == 1:
-            handle = self._encode_one(encoders[0], 0, images[0])  # first: the list is another one if it came late
-            attempt.handles.append(handle)
+        work = enumerate(zip(encoders, images, strict=True))
+        calls = [functools.partial(self._encode_one, stream, attempt, *each) for each in work]
+        if len(calls) == 1:
+            self._take_in(attempt, [calls[0]()])
         else:
-            numbered = enumerate(zip(encoders, images, strict=True))
-            tasks = [self._fan_out.submit(self._encode_one, name, index, image) for index, (name, image) in numbered]
+            tasks = [self._fan_out.submit(call) for call in calls]
             wait(tasks)  # every lease is noted, also when another image failed
             errors = [task.exception() for task in tasks]
-            attempt.handles += [task.result() for task, error in zip(tasks, errors, strict=True) if error is None]
+            self._take_in(attempt, [task.result() for task, error in zip(tasks, errors, strict=True) if error is None])
             for error in filter(None, errors):
                 raise error
         stream.progress_s = self._clock()
-        with self._lock:
-            if attempt.place is not None:
-                self._ledger.note_encoded(attempt.place)
-        slow = decision.warning(self._limits.encode_transfer_warn_ms, stream.progress_s - began_s)
+        attempt.observed.encode_s = stream.progress_s - began_s
+        self._placing.note_encoded(place)
+        slow = place.decision.warning(self._limits.encode_transfer_warn_ms, attempt.observed.encode_s)
         if slow is not None:
             logger.warning("%s: %s", stream.id, slow)
 
-    def _encode_one(self, encoder: str, index: int, image: bytes) -> bytes:
+    @staticmethod
+    def _take_in(attempt: Attempt, found: list[Encoded]) -> None:
+        attempt.handles += [each.handle for each in found]
+        attempt.observed.has_cached |= any(each.is_cached for each in found)
+
+    def _gate(self, encoder: str) -> Gate:
+        with self._lock:
+            return self._gates.setdefault(encoder, Gate(self._gate_width))
+
+    def _encode_one(self, stream: Stream, attempt: Attempt, index: int, work: tuple[str, bytes]) -> Encoded:
+        encoder, image = work
+        gate = self._gate(encoder)
+        if not gate.enter(stream.rank, lambda: stream.is_ended or stream.attempt is not attempt):
+            raise PeerGone("the request ended while it waited for the encoder")
         try:
             return self._stages.encode(encoder, image)
         except InvalidRequest as error:
             raise InvalidImage(f"image[{index}]: {error.text}") from error
+        finally:
+            gate.leave()
 
     def _decode(self, stream: Stream, attempt: Attempt, prompt: Prompt, decision: Decision) -> None:
         request = stream.request
@@ -287,8 +336,11 @@ class Relay:
             sampling=sampling,
             deadline_s=stream.deadline_s,
             generated_ids=generated_ids,
+            rank=stream.rank,
         )
+        began_s = self._clock()
         for chunk in self._stages.decode(decision.decoder, job):
+            attempt.note_chunk(chunk, began_s, self._clock())
             total = replace(chunk, cumulative_logprob=logprob + chunk.cumulative_logprob)
             if not self._take(stream, attempt, prompt, total):
                 if chunk.finish_reason is None:  # ended by the watch, whose cancel may have come before the job
@@ -300,9 +352,7 @@ class Relay:
         """Notes whom an attempt waits for; fails when that one died since it was chosen."""
         with self._lock:
             attempt.waits_on = frozenset(replicas)
-            for replica in replicas:
-                if replica in self._down:
-                    raise PeerGone(f"{replica} died; retry")
+        self._placing.check_up(replicas)
 
     def _take(self, stream: Stream, attempt: Attempt, prompt: Prompt, chunk: Chunk) -> bool:
         """Keeps what came and replies when something is due; False when the request is out of our hands."""
@@ -319,13 +369,17 @@ class Relay:
             whole = stream.gathered.take()
             is_first, is_last = stream.first_reply_s is None, whole.finish_reason is not None
             stream.first_reply_s = now if is_first else stream.first_reply_s
-            decision = attempt.decision if is_first and stream.request.returns.decision else None
-            stream.client.reply(Reply(stream.request, prompt, whole, decision), is_last)  # if it raises, not ended
+            tells = is_first and attempt.place is not None and stream.request.returns.decision
+            decision = attempt.place.decision if tells and attempt.place else None
+            # If it raises, not ended.
+            stream.client.reply(Reply(stream.request, prompt, whole, decision, attempt.observed), is_last)
             stream.is_ended = is_last
         if is_first:
             self._meter.observe("vlm_relay_ttft_seconds", now - stream.arrived_s)
         if is_last:
             self._meter.observe("vlm_relay_request_seconds", now - stream.arrived_s)
+            if attempt.place is not None:
+                self._placing.learn(attempt.place.decision, attempt.observed)
             self._settle(stream, "ok")
         return not is_last
 
@@ -348,16 +402,18 @@ class Relay:
 
     def _close_attempt(self, attempt: Attempt, stream: Stream) -> None:
         """Gives back what an attempt holds; also what a late answer of a dead stage brought after that."""
+        self._note_arrived(attempt)
         with self._lock:
             attempt.waits_on = frozenset()
-            if attempt.place is not None:
-                self._ledger.give_back(attempt.place)
             handles, attempt.handles = attempt.handles, []
+        if attempt.place is not None:
+            self._placing.give_back(attempt.place)
         for handle in handles:
             try:
                 self._stages.release(handle)
             except Exception:  # one that cannot be given back keeps no other, and runs out by itself
                 logger.exception("%s: a lease could not be given back", stream.id)
+        self._dispatch()
 
     # -- ends ---------------------------------------------------------------------------------------------
 
@@ -379,16 +435,15 @@ class Relay:
             error,
         )
         current = stream.attempt
-        if current.is_decoding and current.decision is not None:
+        if current.is_decoding and current.place is not None:
             # In a thread of its own: a dead decoder answers late or never.
-            arguments = (current.decision.decoder, stream.job_id(current))
+            arguments = (current.place.decision.decoder, stream.job_id(current))
             threading.Thread(target=self._cancel, args=arguments, daemon=True).start()
         self._settle(stream, error.code)
 
     def _cancel(self, decoder: str, request_id: str) -> None:
-        with self._lock:
-            if decoder in self._down:
-                return
+        if self._placing.is_down(decoder):
+            return
         try:
             self._stages.cancel(decoder, request_id)
         except RelayError as error:
@@ -448,6 +503,11 @@ def _is_gone(stream: Stream) -> bool:
         except Exception:  # one client that cannot be asked keeps no other from being asked
             logger.exception("%s: the client could not be asked", stream.id)
             return True
+
+
+def _hint(seconds: float) -> float:
+    """When to try again: a rounded wait, within reason."""
+    return round(min(LONGEST_HINT_S, max(SHORTEST_HINT_S, seconds)), 1)
 
 
 def _too_late(stream: Stream, doing: str) -> DeadlineExceeded:

@@ -15,6 +15,12 @@ from python_backend.request import SamplingParameters
 from scheduler.decision import Decision
 from scheduler.ledger import Place
 
+ERROR = "error"
+"""The finish reason of a decoder's last response when its report has an error."""
+
+MIN_STEPS = 8
+"""Tokens after the first chunk below which their time says little about a decode step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -25,6 +31,7 @@ class Chunk:
     finish_reason: str | None
     logprobs: tuple[Mapping[str, object], ...] = ()
     cumulative_logprob: float = 0.0
+    transfer_s: float = 0.0  # on a last chunk: how long the embeddings were copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +44,43 @@ class DecodeJob:
     sampling: SamplingParameters
     deadline_s: float | None  # on the machine's monotonic clock
     generated_ids: tuple[int, ...] = ()  # tokens that another decoder gave already
+    rank: float = 0.0  # smaller starts first
+
+
+@dataclass(slots=True)
+class Observed:
+    """How long the parts of a request took, in seconds; 0 where it had no such part, or not yet."""
+
+    queue_s: float = 0.0  # arrival until a place was free
+    encode_s: float = 0.0  # to the encoders and back, the slowest image counts
+    has_cached: bool = False  # an image was not encoded, because its features were there
+    prefill_s: float = 0.0  # to the decoder until its first token
+    transfer_s: float = 0.0  # of that, copying embeddings
+    step_s: float = 0.0  # per token after the first chunk
+
+    def to_dict(self) -> dict[str, float | bool]:
+        """What is known when the first text comes, for JSON."""
+        return {
+            "queue_s": round(self.queue_s, 6),
+            "encode_s": round(self.encode_s, 6),
+            "prefill_s": round(self.prefill_s, 6),
+            "is_cached": self.has_cached,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An image's features in a store: a handle with a lease, and whether they were there already."""
+
+    handle: bytes
+    is_cached: bool = False
 
 
 class Stages(Protocol):
     """The two stages, by replica name. Raises `RelayError` where a stage refuses or is gone."""
 
-    def encode(self, encoder: str, image: bytes) -> bytes:
-        """A handle, with a lease."""
+    def encode(self, encoder: str, image: bytes) -> Encoded:
+        """The features of an image file."""
 
     def decode(self, decoder: str, job: DecodeJob) -> Iterator[Chunk]:
         """The answer as it comes; the last chunk has a finish reason."""
@@ -63,6 +100,7 @@ class Reply:
     prompt: Prompt
     chunk: Chunk
     decision: Decision | None  # on the first reply only
+    observed: Observed | None = None  # with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +114,11 @@ class Progress:
 class Client(Protocol):
     """The other end of a request."""
 
-    def progress(self, progress: Progress) -> None:
-        """Sends a response that says how far the request is."""
-
     def reply(self, reply: Reply, is_last: bool) -> None:
         """Sends one response, with the final flag if it is the last."""
+
+    def progress(self, progress: Progress) -> None:
+        """Sends how far the request is."""
 
     def fail(self, error: RelayError) -> None:
         """Sends an error with the final flag."""
@@ -114,6 +152,7 @@ class Gathered:
             finish_reason=chunks[-1].finish_reason,
             logprobs=tuple(itertools.chain.from_iterable(chunk.logprobs for chunk in chunks)),
             cumulative_logprob=chunks[-1].cumulative_logprob,
+            transfer_s=chunks[-1].transfer_s,
         )
 
 
@@ -122,11 +161,29 @@ class Attempt:
     """One try to serve a request: what it holds, and the replicas it waits for."""
 
     number: int
-    decision: Decision | None = None
-    place: Place | None = None  # what the decision is charged with at the replicas
+    place: Place | None = None  # what its decision is charged with at the replicas
+    is_arriving: bool = False  # has a place, and is not charged for yet
     waits_on: frozenset[str] = frozenset()
     is_decoding: bool = False
     handles: list[bytes] = field(default_factory=list)
+    observed: Observed = field(default_factory=Observed)
+    first_s: float | None = None  # when its first chunk came
+    num_tokens: int = 0  # of the chunks after it
+
+    def note_chunk(self, chunk: Chunk, began_s: float, now_s: float) -> None:
+        """Keeps the times of a decoder's answer that was asked for at `began_s`."""
+        observed = self.observed
+        if self.first_s is None:
+            self.first_s = now_s
+            observed.prefill_s = now_s - began_s
+        else:
+            self.num_tokens += len(chunk.token_ids)
+            observed.step_s = (now_s - self.first_s) / max(1, self.num_tokens)
+        if chunk.finish_reason is not None:
+            observed.transfer_s = chunk.transfer_s
+            observed.prefill_s = max(0.0, observed.prefill_s - chunk.transfer_s)
+            if self.num_tokens < MIN_STEPS:
+                observed.step_s = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -137,6 +194,7 @@ class Stream:
     request: GenerateRequest
     client: Client
     arrived_s: float
+    rank: float  # smaller is more urgent
     deadline_s: float | None
     progress_s: float
     attempt: Attempt

@@ -8,11 +8,16 @@ fixed, so the rank `priority * ageing_s + arrival` is computed once and a heap s
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
+
+MIN_PAUSES, MAX_PAUSES = 8, 64
+"""Pauses between two that leave a waiting room: so many must be known to predict a wait, so many are remembered."""
 
 
 @dataclass(order=True, slots=True)
@@ -23,10 +28,19 @@ class _Entry(Generic[Item]):
     deadline_s: float | None = field(compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request may not wait, and when to try again."""
+
+    text: str
+    retry_after_s: float
+
+
 class WaitingRoom(Generic[Item]):
     """Requests waiting for a place. Not thread-safe: its owner holds a lock.
 
-    Times are seconds on the owner's clock.
+    Times are seconds on the owner's clock. It notes how fast it empties while somebody waits, and so can say how
+    long one more would.
     """
 
     def __init__(self, capacity: int, ageing_s: float) -> None:
@@ -34,6 +48,8 @@ class WaitingRoom(Generic[Item]):
         self._ageing_s = ageing_s
         self._heap: list[_Entry[Item]] = []
         self._serial = 0
+        self._pauses: deque[float] = deque(maxlen=MAX_PAUSES)
+        self._taken_s: float | None = None  # when the last one left, if it left others behind
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -44,13 +60,46 @@ class WaitingRoom(Generic[Item]):
 
     def enter(self, item: Item, priority: int, deadline_s: float | None, now_s: float) -> None:
         """Adds a request; the caller has asked `has_room`, or takes one out again at once."""
-        rank = priority * self._ageing_s + now_s
-        heapq.heappush(self._heap, _Entry(rank, self._serial, item, deadline_s))
+        heapq.heappush(self._heap, _Entry(self.rank(priority, now_s), self._serial, item, deadline_s))
         self._serial += 1
 
-    def take(self) -> Item | None:
+    def rank(self, priority: int, now_s: float) -> float:
+        """The order of one that arrives now: smaller is served first."""
+        return priority * self._ageing_s + now_s
+
+    def take(self, now_s: float) -> Item | None:
         """The most urgent request, which leaves the room; None when nobody waits."""
-        return heapq.heappop(self._heap).item if self._heap else None
+        if not self._heap:
+            self._taken_s = None
+            return None
+        if self._taken_s is not None:
+            self._pauses.append(now_s - self._taken_s)
+        item = heapq.heappop(self._heap).item
+        self._taken_s = now_s if self._heap else None
+        return item
+
+    def wait_s(self, priority: int, now_s: float) -> float:
+        """How long one that enters now will wait, at the rate of the last that left; 0 while that is not known."""
+        if len(self._pauses) < MIN_PAUSES:
+            return 0.0
+        rank = self.rank(priority, now_s)
+        num_ahead = sum([entry.rank <= rank for entry in self._heap])
+        return (num_ahead + 1) * fmean(self._pauses)
+
+    def refusal(
+        self, priority: int, now_s: float, max_waiting: int, max_wait_s: float
+    ) -> Refusal | None:
+        """Why one more that arrives now, and finds no place free, may not wait; None if it may.
+
+        At most `max_waiting` may, and nobody who would wait longer than `max_wait_s`, so far as that is known.
+        """
+        wait_s = self.wait_s(priority, now_s)
+        if len(self) >= max_waiting:
+            return Refusal(f"{max_waiting} wait; no room for more", wait_s or 1.0)
+        if wait_s > max_wait_s:
+            text = f"{len(self)} wait; one more would for {wait_s:.1f} s, {max_wait_s:g} s are allowed"
+            return Refusal(text, wait_s - max_wait_s)
+        return None
 
     def expire(self, now_s: float) -> list[Item]:
         """The requests whose deadline has passed; they leave the room."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, ValidationError
@@ -144,6 +145,14 @@ class Costs(Table):
     def to_json(self) -> str:
         """As a file keeps them."""
         return self.model_dump_json(indent=2) + "\n"
+
+
+def read_costs(path: Path) -> dict[str, Costs]:
+    """The cost functions in a file. Raises `CostsRefused`, as `parse_costs`, and when it cannot be read."""
+    try:
+        return parse_costs(path.read_text(), str(path))
+    except OSError as error:
+        raise CostsRefused(f"costs {path}: {error.strerror}; write it with `vlm-relay profile`") from error
 
 
 def parse_costs(text: str, source: str) -> dict[str, Costs]:

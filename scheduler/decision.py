@@ -67,6 +67,7 @@ class Decision:
     stall_s: float = 0.0  # price of the running decodes that wait meanwhile; not part of the finish
     wait_s: float = 0.0  # predicted: until the decoder has room
     prefill_s: float = 0.0
+    step_s: float = 0.0  # predicted: per token of the answer
     finish_s: float = 0.0  # predicted: all of it, to the last token
     running: int = 0  # sequences on the decoder
     alternative: Alternative | None = None
@@ -113,6 +114,7 @@ class Decision:
                 "stall_s": _round(self.stall_s),
                 "wait_s": _round(self.wait_s),
                 "prefill_s": _round(self.prefill_s),
+                "step_s": _round(self.step_s),
                 "finish_s": _round(self.finish_s),
             },
         }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from scheduler.decision import Decision
 from scheduler.loads import Loads, RecentKeys, RequestShape
+
+MAX_PREFIXES = 2048
+"""Keys of prompt beginnings remembered per decoder: of so many it is assumed that they are in its cache."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +37,21 @@ class Ledger:
         for name, load in loads.encoders.items():
             load.cached = self._images_of[name]
         loads.changed, loads.holders = self._changed, self._holders
+        self._prefixes_of = {name: RecentKeys(MAX_PREFIXES) for name in loads.decoders}
+        self._prefixes = RecentKeys(MAX_PREFIXES * len(loads.decoders))  # of any decoder
+        for name, load in loads.decoders.items():
+            load.prefixes = self._prefixes_of[name]
+
+    def with_known_prefix(self, shape: RequestShape, prefixes: Sequence[tuple[bytes, int]]) -> RequestShape:
+        """The shape with the longest beginning of its prompt that a decoder has read; see `scheduler.prefix`."""
+        known = next(((key, size) for key, size in reversed(prefixes) if key in self._prefixes), None)
+        return shape if known is None else replace(shape, prefix_key=known[0], prefix_tokens=known[1])
+
+    def note_prefixes(self, decoder: str, prefixes: Sequence[tuple[bytes, int]]) -> None:
+        """A decoder will have read these beginnings."""
+        keys = [key for key, _ in prefixes]
+        self._prefixes_of[decoder].note(keys)
+        self._prefixes.note(keys)
 
     def take(self, decision: Decision, shape: RequestShape) -> Place:
         """Charges a request to the replicas it goes to."""
@@ -85,6 +103,8 @@ class Ledger:
         if name in self._images_of:
             self._forget(name, list(self._images_of[name]))
             self._images_of[name].forget()
+        if name in self._prefixes_of:
+            self._prefixes_of[name].forget()
 
     def _note_image(self, name: str, key: bytes) -> None:
         self._holders.setdefault(key, set()).add(name)

@@ -100,7 +100,7 @@ class DecodeTable(Table):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     weights: Literal["plain", "int8"] = "plain"  # int8: half of bfloat16's memory traffic, rounded; on a CPU
     max_sequences: Positive = 32  # decoded together in one step
-    max_waiting: Positive = 256  # accepted, not yet running
+    max_waiting: Positive = 8  # accepted ahead of their turn; the others wait in the scheduler, by priority
     step_tokens: Positive = 2048  # prefill and decode tokens in one step
     block_tokens: Positive = 16
     kv_cache_mib: Positive = 512
@@ -119,6 +119,7 @@ class ScheduleTable(Table):
     policy: Policy = "cost"
     hybrid: bool = False  # automatic placement may put an encoder and a decoder on one device
     hysteresis: Annotated[float, Field(ge=0, le=1)] = 0.15  # serial and split change only for a gain above this share
+    costs: str | None = None  # file of `vlm-relay profile`; relative paths start at the project's root
     stall_weight: Annotated[float, Field(ge=0)] = 1.0  # a second that a running decode waits, in seconds of ours
 
 
@@ -131,6 +132,7 @@ class LimitsTable(Table):
     max_image_mib: Positive = 20
     max_image_megapixels: Positive = 64
     max_text_kib: Positive = 256
+    max_wait_s: PositiveSeconds = 30.0  # who would wait longer for a place is refused at once: [UNAVAILABLE]
     stall_s: PositiveSeconds = 60.0  # a stream that gives nothing for this long is ended
     ageing_s: PositiveSeconds = 10.0  # waiting this long is worth one step of priority
     drain_s: PositiveSeconds = 30.0  # at stop, how long running requests may take to finish

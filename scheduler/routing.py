@@ -21,6 +21,8 @@ from scheduler.profile import Policy
 
 POLICIES = get_args(Policy)
 SHORTEST_RETRY_S, LONGEST_RETRY_S = 0.1, 60.0
+SMALLEST_CHANGE = 1.02
+"""A factor that moves by less leaves the prices as they are: to compute them anew costs more than a decision."""
 
 
 class Router:
@@ -54,13 +56,23 @@ class Router:
             {name: Load() for name in self._pools.decoders},
         )
 
-    def has_room(self, loads: Loads) -> bool:
-        """Whether a decoder can take one more: ask before a request is taken from the waiting room and encoded."""
-        return any(
-            load.is_available and load.running < self._limit
-            for load in (loads.decoders.get(name) for name in self._pools.decoders)
-            if load is not None
-        )
+    def has_room(self, loads: Loads, num_arriving: int = 0) -> bool:
+        """Whether a decoder can take one more beside `num_arriving` that are not counted in its load yet.
+
+        Ask before a request is taken from the waiting room and encoded.
+        """
+        num_free = 0
+        for name in self._pools.decoders:
+            load = loads.decoders.get(name)
+            if load is not None and load.is_available and load.running < self._limit:
+                num_free += self._limit - load.running
+                if num_free > num_arriving:
+                    return True
+        return False
+
+    def hop_s(self, decoder: str) -> float:
+        """Of a decoder's predicted transfers, the part that is the control message."""
+        return self._pools.hop_s[self._pools.index("decode", decoder)]
 
     def decide(self, shape: RequestShape, loads: Loads) -> Decision:
         """Where a request of that shape goes.
@@ -88,8 +100,10 @@ class Router:
         index = self._pools.index(stage, replica)
         estimate = self._estimates.get((stage, replica), RunningEstimate()).updated(predicted_s, observed_s)
         self._estimates[stage, replica] = estimate
-        self._pools.scale(stage, index, estimate.factor)
-        self._board.rates_changed(stage, index)
+        used = self._pools.factors[stage][index]
+        if not used / SMALLEST_CHANGE < estimate.factor < used * SMALLEST_CHANGE:
+            self._pools.scale(stage, index, estimate.factor)
+            self._board.rates_changed(stage, index)
 
     def factor(self, stage: str, replica: str) -> float:
         """How many times longer than by its cost function a stage of a replica takes, as observed so far."""
@@ -167,7 +181,7 @@ class Router:
             encode_s = pricing.ready_s(dearest, assignment.counts.get(dearest, 0))
             transfer_s = pricing.copy_s(dearest, d, assignment.moved.get(dearest, 0))
             side_s = encode_s + transfer_s
-        finish_s = pricing.price_s(d, side_s)
+        finish_s, wait_s, prefill_s = pricing.price_s(d, side_s), pricing.waiting_s(d), pricing.prefill_s(d)
         weight = finish_s if weights is None else weights[1]
         stages.append(StageChoice("decode", pools.decoders[d], pools.decoder_places[d], weight))
         load = pricing.decoder_loads[d]
@@ -181,8 +195,9 @@ class Router:
             encode_s=encode_s,
             transfer_s=transfer_s,
             stall_s=stall_s,
-            wait_s=pricing.waiting_s(d),
-            prefill_s=pricing.prefill_s(d),
+            wait_s=wait_s,
+            prefill_s=prefill_s,
+            step_s=(finish_s - max(side_s, wait_s) - prefill_s) / max(1, shape.max_tokens),
             finish_s=finish_s,
             running=load.running if load is not None else 0,
             alternative=choice.alternative,

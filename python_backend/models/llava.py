@@ -9,18 +9,21 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from python_backend.checkpoint import resolve
 from python_backend.errors import InternalError, RelayError
 from python_backend.generate import GenerateRequest, RequestLimits, parse_generate
 from python_backend.images import ImageLimits
 from python_backend.models.adapter import failure, open_site, parameters, tensors, text_tensor
 from python_backend.models.metrics import TritonMeter
 from python_backend.models.stages import BlsStages, now_s
+from python_backend.placing import Placing
 from python_backend.prompt import PromptBuilder
 from python_backend.pulse import Pulse, is_beating, pulse_path
 from python_backend.relay import Relay
 from python_backend.stream import Progress, Reply
 from python_backend.supervisor import PulseWatch
-from scheduler.plan import DRAIN_FILE
+from scheduler.cost import Costs, read_costs
+from scheduler.plan import DRAIN_FILE, Plan
 from scheduler.profile import LimitsTable
 from scheduler.routing import Router
 
@@ -45,11 +48,12 @@ class TritonPythonModel:
         self._relay = Relay(
             stages=BlsStages(site),
             prompts=PromptBuilder(site.facts),
-            router=Router(plan),
+            placing=Placing(Router(plan, _costs(plan))),
             limits=plan.limits,
             meter=self._meter,
             clock=now_s,
             is_draining=drain_file.exists,
+            gate_width=2 * plan.encode.max_batch,
         )
         self._pulse = Pulse(pulse_path(site.boot.id, site.model))
         self._pulse_watch = PulseWatch(
@@ -118,6 +122,13 @@ class ResponseSender:
         return bool(self._sender.is_cancelled())
 
 
+def _costs(plan: Plan) -> dict[str, Costs] | None:
+    """The measured costs that the plan names; None: those of rooflines."""
+    if plan.schedule.costs is None:
+        return None
+    return read_costs(resolve(plan.schedule.costs))
+
+
 def _request_limits(limits: LimitsTable) -> RequestLimits:
     return RequestLimits(
         max_images=limits.max_images,
@@ -142,7 +153,8 @@ def _outputs(reply: Reply) -> list[Any]:
     if returns.num_output_tokens:
         outputs.append(pb_utils.Tensor("num_output_tokens", np.array([len(chunk.token_ids)], np.uint32)))
     if reply.decision is not None:
-        outputs.append(text_tensor("decision", json.dumps(reply.decision.to_dict())))
+        observed = reply.observed.to_dict() if reply.observed is not None else {}
+        outputs.append(text_tensor("decision", json.dumps({**reply.decision.to_dict(), "observed": observed})))
     return outputs
 
 

@@ -20,10 +20,11 @@ from python_backend.decoder.options import EngineOptions, EngineStatus
 from python_backend.decoder.sequence import DecodeRequest, Delta, ImageEmbedding, RankedToken, TokenLogprob
 from python_backend.errors import InternalError, InvalidRequest, RelayError
 from python_backend.metrics import Meter
-from python_backend.models.adapter import failure, open_site, tensors, text_tensor
+from python_backend.models.adapter import open_site, tensors, text_tensor
 from python_backend.models.metrics import TritonMeter
 from python_backend.pulse import Pulse, pulse_path
 from python_backend.request import parse_sampling
+from python_backend.stream import ERROR
 from python_backend.transport.device import Copied
 from python_backend.transport.handle import EmbeddingHandle
 from scheduler.profile import DecodeTable
@@ -59,11 +60,11 @@ class TritonPythonModel:
             try:
                 self._accept(request, sender)
             except RelayError as error:
-                sender.send(failure(error), flags=FINAL)
+                refuse(sender, error)
             except Exception as error:
                 logger.exception("a request could not be accepted")
                 refused = InternalError(f"the decoder could not read the request: {type(error).__name__}")
-                sender.send(failure(refused), flags=FINAL)
+                refuse(sender, refused)
 
     def finalize(self) -> None:
         """Ends every generation and the engine."""
@@ -224,7 +225,7 @@ class _Outbox:
 def _send(sender: Any, deltas: list[Delta], transfer: Mapping[str, float]) -> None:
     last = deltas[-1]
     if last.error is not None:
-        sender.send(failure(last.error), flags=FINAL)
+        refuse(sender, last.error)
         return
     token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
     outputs = [
@@ -243,6 +244,21 @@ def _send(sender: Any, deltas: list[Delta], transfer: Mapping[str, float]) -> No
         }
         outputs.append(text_tensor("report", json.dumps(report)))
     sender.send(pb_utils.InferenceResponse(outputs), flags=FINAL if last.is_final else 0)
+
+
+def refuse(sender: Any, error: RelayError) -> None:
+    """Ends a call with an error, told in an ordinary response.
+
+    Triton's own errors get lost between two models (2.51, decoupled): the caller's iterator then ends as if nothing
+    was wrong, or never, and its thread with it.
+    """
+    outputs = [
+        pb_utils.Tensor("token_ids", np.empty(0, dtype=np.int32)),
+        text_tensor("text", ""),
+        text_tensor("finish_reason", ERROR),
+        text_tensor("report", json.dumps({"error": str(error)})),
+    ]
+    sender.send(pb_utils.InferenceResponse(outputs), flags=FINAL)
 
 
 def _logprob(item: TokenLogprob) -> dict[str, object]:

@@ -14,7 +14,7 @@ import triton_python_backend_utils as pb_utils
 
 from python_backend.errors import EmbeddingGone, HandleRefused, PeerGone, RelayError, from_message
 from python_backend.models.adapter import Site, text_tensor
-from python_backend.stream import Chunk, DecodeJob
+from python_backend.stream import ERROR, Chunk, DecodeJob, Encoded
 from python_backend.transport.handle import EmbeddingHandle
 from python_backend.transport.reader import EmbeddingReader
 
@@ -30,20 +30,22 @@ class BlsStages:
         self._lock = threading.Lock()
         self._resting: deque[tuple[float, Any]] = deque()
 
-    def encode(self, encoder: str, image: bytes) -> bytes:
-        """A handle on the image's features, with a lease.
+    def encode(self, encoder: str, image: bytes) -> Encoded:
+        """The features of an image file, with a lease.
 
         Raises:
             RelayError: what the encoder answered, or `PeerGone` when it could not.
         """
         request = pb_utils.InferenceRequest(
             model_name=encoder,
-            requested_output_names=["handle"],
+            requested_output_names=["handle", "is_cached"],
             inputs=[text_tensor("image", image, shape=(1, 1))],
         )
         response = request.exec()
         _raise_error(response, encoder)
-        return _bytes(pb_utils.get_output_tensor_by_name(response, "handle"))
+        handle = _bytes(pb_utils.get_output_tensor_by_name(response, "handle"))
+        is_cached = pb_utils.get_output_tensor_by_name(response, "is_cached").as_numpy()
+        return Encoded(handle, bool(is_cached.reshape(-1)[0]))
 
     def decode(self, decoder: str, job: DecodeJob) -> Iterator[Chunk]:
         """The answer as it comes.
@@ -55,6 +57,7 @@ class BlsStages:
             text_tensor("request_id", job.request_id),
             pb_utils.Tensor("token_ids", np.array(job.token_ids, dtype=np.int32)),
             text_tensor("sampling_parameters", job.sampling.to_json()),
+            pb_utils.Tensor("rank", np.array([job.rank], dtype=np.float64)),
         ]
         if job.handles:
             inputs.append(text_tensor("handles", *job.handles))
@@ -131,12 +134,16 @@ def _raise_error(response: Any, stage: str) -> None:
 
 def _chunk(outputs: dict[str, Any]) -> Chunk:
     report = json.loads(_bytes(outputs["report"]) or b"{}") if "report" in outputs else {}
+    finish_reason = _bytes(outputs["finish_reason"]).decode() or None
+    if finish_reason == ERROR:
+        raise from_message(report["error"])
     return Chunk(
         token_ids=tuple(outputs["token_ids"].as_numpy().tolist()),
         text=_bytes(outputs["text"]).decode(),
-        finish_reason=_bytes(outputs["finish_reason"]).decode() or None,
+        finish_reason=finish_reason,
         logprobs=tuple(report.get("logprobs", ())),
         cumulative_logprob=float(report.get("cumulative_logprob", 0.0)),
+        transfer_s=float(report.get("transfer_s", 0.0)),
     )
 
 

@@ -126,7 +126,7 @@ class Front:
         self._router = router
         self._pools = pools
         self._encoders, self._decoders = stages
-        self._max_in_flight, self._max_waiting = max_in_flight, limits.max_waiting
+        self._max_in_flight, self._limits = max_in_flight, limits
         self._outcomes = outcomes
         self._embedding_bytes = embedding_bytes
         self._log = log
@@ -138,7 +138,7 @@ class Front:
     def arrive(self, live: LiveRequest) -> None:
         """Takes responsibility for a request: it will be ended, exactly once."""
         self._note(live, "arrived")
-        if len(self.room) >= self._max_waiting and not self._has_place():
+        if not self._has_place() and self._is_refused(live):
             self.end(live, REFUSED)
             return
         self.room.enter(live, live.priority, live.deadline_s, self.agenda.now_s)
@@ -152,13 +152,23 @@ class Front:
             self.room.remove({id(live)})
             self.end(live, CANCELLED)
 
+    def _is_refused(self, live: LiveRequest) -> bool:
+        now_s, limits = self.agenda.now_s, self._limits
+        left_s = limits.max_wait_s if live.deadline_s is None else live.deadline_s - now_s
+        allowed_s = min(limits.max_wait_s, left_s)
+        return self.room.refusal(live.priority, now_s, limits.max_waiting, allowed_s) is not None
+
     def _has_place(self) -> bool:
-        return len(self.serving) < self._max_in_flight
+        """With no decoder up there is: who comes is refused at once then, and need not wait."""
+        if len(self.serving) >= self._max_in_flight:
+            return False
+        loads = self.ledger.loads
+        return self._router.has_room(loads) or not any(load.is_available for load in loads.decoders.values())
 
     def _dispatch(self) -> None:
         """Gives free places to those who wait, most urgent first."""
         while self._has_place():
-            live = self.room.take()
+            live = self.room.take(self.agenda.now_s)
             if live is None:
                 break
             self.serving.add(live)

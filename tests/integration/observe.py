@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -34,6 +35,13 @@ def metric(server: Server, name: str, **labels: str) -> float:
         if labels.items() <= given.items():
             total += float(value)
     return total
+
+
+def num_threads(server: Server, model: str) -> int:
+    """Of the process of a model."""
+    command = ["pgrep", "-s", str(server.pid), "-f", f"models/{model}/1/model.py"]
+    (pid,) = subprocess.run(command, capture_output=True, text=True).stdout.split()
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:

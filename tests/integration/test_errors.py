@@ -14,9 +14,9 @@ import pytest
 import tritonclient.grpc as triton
 from PIL import Image
 
-from client import RelayClient
+from client import DeadlineExceeded, RelayClient
 from launcher.server import Server
-from tests.integration.observe import PICTURE, QUESTION, assert_idle, unchanged_neighbour
+from tests.integration.observe import PICTURE, QUESTION, assert_idle, num_threads, unchanged_neighbour, wait_until
 
 
 def _large_picture() -> bytes:
@@ -151,3 +151,16 @@ def _post(server: Server, verb: str, body: dict[str, object]) -> tuple[int, dict
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
+
+
+def test_requests_that_end_early_leave_no_thread_behind(server: Server, client: RelayClient) -> None:
+    client.ask("Who are you?", max_tokens=1)
+    before = num_threads(server, "llava")
+    for _ in range(12):
+        with client.stream("Count from one to twenty.", max_tokens=300, ignore_eos=True) as stream:
+            next(iter(stream))
+        with pytest.raises(DeadlineExceeded):
+            client.ask("Count from one to twenty.", max_tokens=1500, ignore_eos=True, deadline_s=0.1)
+    assert_idle(server)
+
+    assert wait_until(lambda: num_threads(server, "llava") <= before + 2), (before, num_threads(server, "llava"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import secrets
 
@@ -82,13 +83,15 @@ def _decode(server: Server, *handles: bytes) -> str | None:
     inputs[-1].set_data_from_numpy(token_ids)
     if handles:
         inputs.append(_bytes("handles", *handles))
-    answers: queue.Queue[Exception | None] = queue.Queue()
+    answers: queue.Queue[triton.InferResult] = queue.Queue()
     with triton.InferenceServerClient(f"127.0.0.1:{server.ports.grpc}") as stock:
-        stock.start_stream(lambda result, error: answers.put(error))
+        stock.start_stream(lambda result, error: answers.put(result))
         stock.async_stream_infer("llava_decoder", inputs)
-        error = answers.get(timeout=30)
+        answer = answers.get(timeout=30)
         stock.stop_stream()
-    return None if error is None else str(error.message())
+    if answer.as_numpy("finish_reason")[0] != b"error":
+        return None
+    return str(json.loads(answer.as_numpy("report")[0])["error"])
 
 
 def _bytes(name: str, *values: bytes) -> triton.InferInput:

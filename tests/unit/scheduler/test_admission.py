@@ -65,7 +65,7 @@ class NaiveRoom(RuleBasedStateMachine):
     @rule()
     def one_is_taken(self) -> None:
         wanted = min(self.guests, key=lambda guest: guest.rank, default=None)
-        assert self.room.take() is wanted
+        assert self.room.take(0.0) is wanted
         if wanted is not None:
             self.guests.remove(wanted)
 
@@ -108,10 +108,10 @@ def test_waiting_ageing_s_is_worth_one_step_of_priority(guests: list[Guest], ord
     for guest in guests:
         enter(room, guest)
 
-    taken = [room.take() for _ in guests]
+    taken = [room.take(0.0) for _ in guests]
 
     assert [guest.name for guest in taken if guest is not None] == list(order)
-    assert room.take() is None
+    assert room.take(0.0) is None
 
 
 @pytest.mark.parametrize("leaving", ["a", "ab", "c", "bf", "ad", "abcde"])
@@ -122,7 +122,7 @@ def test_who_leaves_does_not_disturb_the_order(leaving: str) -> None:
     room.remove({id(guest) for guest in guests if guest.name in leaving})
 
     staying = sorted(set("abcdef") - set(leaving))
-    assert [guest.name for guest in iter(room.take, None)] == staying
+    assert [guest.name for guest in iter(lambda: room.take(0.0), None)] == staying
 
 
 def test_nothing_is_kept_of_those_who_left() -> None:
@@ -138,3 +138,34 @@ def test_nothing_is_kept_of_those_who_left() -> None:
 
     assert [each() for each in watched] == [None, None]
     assert len(room) == 1
+
+
+def emptied_at(times: list[float], num_waiting: int = 20) -> WaitingRoom[Guest]:
+    """A room of which one guest left at each of these times."""
+    room: WaitingRoom[Guest] = WaitingRoom(100, AGEING_S)
+    for n in range(num_waiting):
+        enter(room, Guest(f"guest {n}"))
+    for now_s in times:
+        room.take(now_s)
+    return room
+
+
+def test_a_wait_is_predicted_from_how_fast_the_room_empties() -> None:
+    room = emptied_at([0.5 * n for n in range(10)])
+
+    assert len(room) == 10
+    assert room.wait_s(0, 5.0) == pytest.approx(11 * 0.5)
+    assert room.wait_s(-1, 0.0) == pytest.approx(1 * 0.5)  # more urgent than all
+
+
+def test_no_wait_is_predicted_before_enough_have_left() -> None:
+    assert emptied_at([0.5 * n for n in range(8)]).wait_s(0, 5.0) == 0.0
+
+
+def test_time_when_nobody_waited_says_nothing_of_the_rate() -> None:
+    room = emptied_at([0.5 * n for n in range(10)], num_waiting=10)  # empty at 4.5 s
+    for name in "abc":
+        enter(room, Guest(name, arrived_s=1000.0))
+    room.take(1000.0)
+
+    assert room.wait_s(0, 1000.0) == pytest.approx(3 * 0.5)

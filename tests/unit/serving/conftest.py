@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from python_backend.checkpoint import CheckpointFacts, read_facts
+from python_backend.placing import Placing
 from python_backend.relay import Relay
 from scheduler.loads import NOTHING, Loads
+from scheduler.profile import DecodeTable
 from tests.unit.serving.fakes import (
     PATIENCE_S,
     CharacterPrompts,
@@ -35,12 +37,17 @@ def start_relay() -> Iterator[StartRelay]:
     """Starts relays. At the end each has ended every request once, given all back, and counts no load."""
     started: list[World] = []
 
-    def start(encoders: tuple[str, ...] = ("e",), decoders: tuple[str, ...] = ("d",), **values: object) -> World:
+    def start(
+        encoders: tuple[str, ...] = ("e",),
+        decoders: tuple[str, ...] = ("d",),
+        decode: DecodeTable | None = None,
+        **values: object,
+    ) -> World:
         stages, prompts, meter, clock = FakeStages(), CharacterPrompts(), FakeMeter(), Clock()
         relay = Relay(
             stages,
             prompts,  # type: ignore[arg-type]
-            router(encoders, decoders),
+            Placing(router(encoders, decoders, decode)),
             limits(**values),
             meter,
             clock,
@@ -78,10 +85,10 @@ def settle() -> None:
 
 def loads(world: World) -> Loads:
     """What the relay thinks that each replica has before it; who is down counts as up, caches as empty."""
-    loads = world.relay._ledger.loads
+    loads = world.relay._placing.loads
     for load in (*loads.encoders.values(), *loads.decoders.values()):
         load.is_available = True
-        load.cached = NOTHING
+        load.cached = load.prefixes = NOTHING
     return loads
 
 

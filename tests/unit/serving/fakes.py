@@ -11,7 +11,7 @@ from python_backend.generate import GenerateRequest, Returns
 from python_backend.prompt import Prompt
 from python_backend.relay import Relay
 from python_backend.request import SamplingParameters
-from python_backend.stream import Chunk, DecodeJob, Progress, Reply
+from python_backend.stream import Chunk, DecodeJob, Encoded, Progress, Reply
 from scheduler.decision import Decision
 from scheduler.plan import Plan, Replica
 from scheduler.profile import DecodeTable, EncodeTable, LimitsTable
@@ -84,7 +84,7 @@ class FakeStages:
         self.told_to_stop = threading.Event()
         self._lock = threading.Lock()
 
-    def encode(self, encoder: str, image: bytes) -> bytes:
+    def encode(self, encoder: str, image: bytes) -> Encoded:
         self._note(f"encode {image.decode()} on {encoder}")
         if image in self.encode_gates:
             self.encode_gates[image].pass_through()
@@ -92,7 +92,7 @@ class FakeStages:
             raise self.encode_errors[image]
         with self._lock:
             self.leases.append(b"<" + image + b">")
-        return b"<" + image + b">"
+        return Encoded(b"<" + image + b">")
 
     def decode(self, decoder: str, job: DecodeJob) -> Iterator[Chunk]:
         prompt = bytes(job.token_ids).decode()
@@ -180,6 +180,7 @@ class CharacterPrompts:
 
     def __init__(self) -> None:
         self.errors: dict[str, Exception] = {}
+        self.image_token_id = 0
 
     def count_image_tokens(self, images: Sequence[bytes]) -> tuple[int, ...]:
         return (576,) * len(images)
@@ -270,7 +271,7 @@ def limits(**values: object) -> LimitsTable:
     return LimitsTable(**{"max_in_flight": 2, "max_waiting": 2, **values})  # type: ignore[arg-type]
 
 
-def router(encoders: tuple[str, ...], decoders: tuple[str, ...]) -> Router:
+def router(encoders: tuple[str, ...], decoders: tuple[str, ...], decode: DecodeTable | None = None) -> Router:
     """Decides for replicas of those names: encoders on the one GPU, decoders on another."""
     plan = Plan(
         checkpoint="checkpoint",
@@ -278,7 +279,7 @@ def router(encoders: tuple[str, ...], decoders: tuple[str, ...]) -> Router:
         encoders=tuple(Replica(name=name, device="cuda:0") for name in encoders),
         decoders=tuple(Replica(name=name, device="cuda:1") for name in decoders),
         encode=EncodeTable(),
-        decode=DecodeTable(),
+        decode=decode or DecodeTable(),
         limits=LimitsTable(),
     )
     return Router(plan)

@@ -19,6 +19,8 @@ from python_backend.generate import Returns
 from python_backend.relay import MAX_ATTEMPTS
 from python_backend.stream import Chunk, DecodeJob
 from scheduler.decision import Decision
+from scheduler.loads import RequestShape
+from scheduler.profile import DecodeTable
 from tests.unit.serving.conftest import StartRelay, settle
 from tests.unit.serving.fakes import FakeClient, Gate, World, chunk
 
@@ -208,22 +210,6 @@ def test_the_decision_is_on_the_first_reply_only_and_only_when_asked_for(world: 
     assert [reply.decision for reply in silent.replies] == [None, None, None]
 
 
-def test_progress_is_told_before_the_text_and_only_to_who_asks(world: World) -> None:
-    asked = world.ask("hello", b"a", returns=Returns(progress=True, decision=True))
-    asked.wait()
-    settle()
-    text_only = world.ask("hello", returns=Returns(progress=True))
-    text_only.wait()
-    settle()
-    silent = world.ask("hello", b"a")
-    silent.wait()
-
-    assert asked.log[:2] == ["placed", "encoded"]
-    assert asked.log[2:] == silent.log
-    assert [decision and decision.decoder for decision in asked.decisions] == ["d", None]
-    assert text_only.log == ["placed", *silent.log]
-
-
 def test_a_cumulative_logprob_makes_the_decoder_report_log_probabilities(world: World) -> None:
     world.ask("with", returns=Returns(cumulative_logprob=True)).wait()
     settle()
@@ -276,15 +262,51 @@ def test_several_images_are_encoded_side_by_side(start_relay: StartRelay) -> Non
     assert world.stages.jobs[0].handles == (b"<1>", b"<2>", b"<3>", b"<4>")
 
 
-def test_a_full_decoder_is_told_with_the_time_to_wait(start_relay: StartRelay) -> None:
+def test_nobody_is_sent_to_a_full_decoder(start_relay: StartRelay) -> None:
+    world = start_relay(decode=DecodeTable(max_sequences=1, max_waiting=1), max_in_flight=9, max_waiting=9)
+    _, first = world.hold("first")
+    _, second = world.hold("second")
+
+    waiting = [world.ask("later", b"1", priority=1), world.ask("next", b"2")]
+    assert world.stages.log == ["decode first with [] on d", "decode second with [] on d"]
+    first.open()
+    waiting[1].wait()
+    decodes = [line for line in world.stages.log if line.startswith("decode")]
+    second.open()
+    waiting[0].wait()
+
+    assert decodes[2] == "decode next with [<2>] on d"
+
+
+def test_what_a_decoder_has_read_brings_the_next_turn_to_it(start_relay: StartRelay) -> None:
+    world = start_relay(decoders=("d0", "d1"))
+    turn = "a question that is long enough to fill some blocks of the cache. "
+    _, gate = world.hold("busy")  # on d0
+    world.ask(turn, b"1").wait()
+    gate.open()
+    settle()
+
+    world.ask(turn + "and the next one", b"1").wait()
+
+    assert [line.split()[-1] for line in world.stages.log if line.startswith("decode")] == ["d0", "d1", "d1"]
+
+
+def test_predictions_follow_what_was_observed(start_relay: StartRelay) -> None:
     world = start_relay()
-    world.relay._ledger.loads.decoders["d"].running += 288
+    router = world.relay._placing._router
 
-    told = world.ask("a").wait()
-    world.relay._ledger.loads.decoders["d"].running -= 288
+    def slow(_job: DecodeJob) -> Iterator[Chunk]:
+        yield chunk("a")
+        world.clock.advance(1.0)
+        yield chunk("0123456789", "stop")
 
-    text = "all 1 decoders are full: each holds 288 requests or more, 288 allowed"
-    assert told == [f"[UNAVAILABLE] {text}; retry after 0.1 s"]
+    world.stages.answer = slow
+    for _ in range(20):
+        world.ask("x").wait()
+        settle()
+
+    predicted_s = router.decide(RequestShape(0, 1, 10), world.relay._placing.loads).step_s
+    assert predicted_s == pytest.approx(0.1, rel=0.2)
 
 
 @pytest.mark.parametrize("where", ["reply", "last"])
