@@ -70,6 +70,15 @@ def _build(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _profile(arguments: argparse.Namespace) -> int:
+    from launcher.profile import profile
+    from launcher.serve import plan_of
+
+    plan = plan_of(arguments.profile, arguments.checkpoint)
+    print(profile(plan, arguments.url, arguments.out, os.environ, _say))
+    return 0
+
+
 def _demo(arguments: argparse.Namespace) -> int:
     from launcher.demo import demo
     from launcher.serve import plan_of
@@ -169,6 +178,12 @@ def _add_planning(commands: Commands[argparse.ArgumentParser]) -> None:
     targets = "auto is what the profile's encode.runtime needs; tensorrt needs the GPU that will run it"
     command.add_argument("--target", choices=("auto", "onnx", "tensorrt"), default="auto", help=targets)
     command.set_defaults(run=_build)
+
+    command = commands.add_parser("profile", help="measure what each stage costs here, for a profile's decisions")
+    _add_plan_options(command)
+    command.add_argument("--url", help="gRPC address of an idle server of that profile (default: start one)")
+    command.add_argument("--out", type=Path, default=Path("build/costs.json"), help="file to write (%(default)s)")
+    command.set_defaults(run=_profile)
 
     command = commands.add_parser("plan", help="show where a profile's replicas go, and why")
     render.configure_plan(command)
