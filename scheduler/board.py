@@ -43,7 +43,8 @@ class Board:
         self.is_still = np.ones(num_decoders)
         self.num_open = 0  # decoders that may take one more
         self.has_excess = self.has_free_tokens = False
-        self.caching: set[int] = set()  # decoders that may have images or prefixes
+        self.caching: set[int] = set()  # decoders that may have images, or else beginnings of prompts
+        self.reading: set[int] = set()
         self._limit, self._max_sequences, self.stall_weight = limit, max_sequences, stall_weight
         self.has_hybrids = any(pools.own)
         # By size and number of images: a column of prices, and the encoders at which it is out of date.
@@ -177,10 +178,11 @@ class Board:
             self.excess[d] = excess
         if self.has_free_tokens or self.free_tokens[d] < inf:
             self.free_tokens[d] = free_tokens
-        if load is not None and (load.cached is not NOTHING or load.prefixes is not NOTHING):
-            self.caching.add(d)
-        else:
-            self.caching.discard(d)
+        for having, keys in ((self.caching, load and load.cached), (self.reading, load and load.prefixes)):
+            if keys is None or keys is NOTHING:
+                having.discard(d)
+            else:
+                having.add(d)
         for e in self.pools.own[d]:
             self._reckon(e)
 

@@ -126,6 +126,7 @@ class Pricing:
         np.maximum(generate_s, board.compute_s, out=generate_s)
         generate_s += columns.step_s
         generate_s *= shape.max_tokens
+        self._crowding_s: Column | None = None
         self.wait_s: Column | None = None  # nobody waits anywhere
         if board.has_excess or board.has_free_tokens:
             with np.errstate(invalid="ignore"):
@@ -141,10 +142,13 @@ class Pricing:
             added_s *= board.pending_images
             added_s *= board.stall_weight * CROWDING_WEIGHT
             tail_s += added_s
+            self._crowding_s = added_s
         self.tail_s = tail_s
         side_s = self._side_bounds() if shape.num_images else None
-        if board.caching and (self._with_images or shape.prefix_key is not None):
-            self._look_at_caching(side_s)
+        key = shape.prefix_key
+        with_prefix = set() if key is None else {d for d in board.reading if self._has_prefix(d, key)}
+        if self._with_images or with_prefix:
+            self._look_at_caching(self._with_images | with_prefix, side_s)
         if side_s is None:
             self.bounds: Column = tail_s if self.wait_s is None else self.wait_s + tail_s
         else:
@@ -184,12 +188,15 @@ class Pricing:
                 np.maximum(bounds_s, had_s, out=bounds_s)
         return bounds_s
 
-    def _look_at_caching(self, side_s: Column | None) -> None:
+    def _has_prefix(self, d: int, key: bytes) -> bool:
+        load = self.decoder_loads[d]
+        return load is not None and key in load.prefixes
+
+    def _look_at_caching(self, decoders: set[int], side_s: Column | None) -> None:
         """The tails of decoders that have some of the prompt, and their encode sides without copies."""
-        for d in self._board.caching:
+        for d in decoders:
             load = self.decoder_loads[d]
-            if load is None or not (load.cached or load.prefixes):
-                continue
+            assert load is not None
             num_tokens, num_cached = self._without_cached(load)
             token_s, squared_s = self._pools.decode_rates[d][-2:]
             whole = self.shape.prompt_tokens
@@ -217,6 +224,10 @@ class Pricing:
     def waiting_s(self, d: int) -> float:
         """wait(d)."""
         return 0.0 if self.wait_s is None else self.wait_s.item(d)
+
+    def crowding_s(self, d: int) -> float:
+        """The part of the price that is no time of ours."""
+        return 0.0 if self._crowding_s is None else self._crowding_s.item(d)
 
     def price_s(self, d: int, side_s: float) -> float:
         """The whole price on decoder `d` with that encode side (0 without images)."""

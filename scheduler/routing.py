@@ -181,8 +181,9 @@ class Router:
             encode_s = pricing.ready_s(dearest, assignment.counts.get(dearest, 0))
             transfer_s = pricing.copy_s(dearest, d, assignment.moved.get(dearest, 0))
             side_s = encode_s + transfer_s
-        finish_s, wait_s, prefill_s = pricing.price_s(d, side_s), pricing.waiting_s(d), pricing.prefill_s(d)
-        weight = finish_s if weights is None else weights[1]
+        price_s, wait_s, prefill_s = pricing.price_s(d, side_s), pricing.waiting_s(d), pricing.prefill_s(d)
+        finish_s = price_s - pricing.crowding_s(d)
+        weight = price_s if weights is None else weights[1]
         stages.append(StageChoice("decode", pools.decoders[d], pools.decoder_places[d], weight))
         load = pricing.decoder_loads[d]
         return Decision(
