@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve up test lint unit integration chart chart-audit slow browser prometheus clients gpu-checks bench clean
+.PHONY: help setup demo serve up test lint unit integration chart chart-audit slow browser prometheus clients load-tools clients-test gpu-checks bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -71,10 +71,27 @@ prometheus: ## Prometheus and promtool, for the tests of alerts and dashboard, f
 	apt-get update -qq
 	apt-get install -y --no-install-recommends prometheus
 
-clients: ## LangChain, LiteLLM and aiperf in an environment of their own, for the tests of the gateway
-	test -x build/clients/bin/python || $(PYTHON) -m venv build/clients
-	build/clients/bin/python -m pip install --quiet --disable-pip-version-check \
-	    langchain-openai==1.7.4 litellm==1.110.2 aiperf==0.13.0
+clients: build/clients/.installed ## LangChain and LiteLLM in an environment of their own, for the tests of the gateway
+
+build/clients/.installed:
+	$(PYTHON) -m venv build/clients
+	build/clients/bin/python -m pip install --quiet --disable-pip-version-check langchain-openai==1.7.4 litellm==1.110.2
+	touch $@
+
+load-tools: build/aiperf/.installed build/genai_perf/.installed ## aiperf and genai-perf, each in an environment of its own
+
+build/aiperf/.installed:
+	$(PYTHON) -m venv build/aiperf
+	build/aiperf/bin/python -m pip install --quiet --disable-pip-version-check aiperf==0.13.0
+	touch $@
+
+build/genai_perf/.installed:
+	$(PYTHON) -m venv build/genai_perf
+	build/genai_perf/bin/python -m pip install --quiet --disable-pip-version-check genai-perf==0.0.16
+	touch $@
+
+clients-test: setup clients load-tools ## every example, other client and load tool against a real server, none left out
+	$(BIN)/pytest tests/integration/gateway/test_examples.py tests/integration/perf -rs
 
 gpu-checks: setup ## what can be checked of the GPU's code without one: installs NVIDIA's ONNX parser and Triton's compiler
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[gpu-checks]'

@@ -152,7 +152,7 @@ class Load:
 
     async def _ask(self, at_s: float, images: list[bytes], max_tokens: int | None = None) -> None:
         late_s = max(0.0, self._clock() - self._began_s - at_s)
-        error = None
+        error, detail = None, ""
         options: Options = {**self.options}
         if max_tokens is not None:
             options["max_tokens"] = max_tokens
@@ -164,7 +164,7 @@ class Load:
                 async for _ in stream:
                     pass
         except RelayClientError as failure:
-            error = failure.code.lower() or type(failure).__name__
+            error, detail = failure.code.lower() or "unreachable", str(failure)
         answer = stream.answer
         self.outcomes.append(
             Outcome(
@@ -176,6 +176,7 @@ class Load:
                 num_output_tokens=answer.num_output_tokens,
                 tokens_per_s=answer.output_tokens_per_s,
                 error=error,
+                detail=detail,
             )
         )
         self._progress()

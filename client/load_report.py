@@ -23,6 +23,7 @@ class Outcome:
     num_output_tokens: int
     tokens_per_s: float | None
     error: str | None  # its code, such as `unavailable`
+    detail: str = ""  # the error in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,21 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
+class Failed:
+    """The requests that failed with one code; `detail` is what the first of them was told."""
+
+    code: str
+    num_requests: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The figures of a whole load test."""
 
     num_requests: int
     num_answered: int
-    errors: tuple[tuple[str, int], ...]
+    errors: tuple[Failed, ...]  # most frequent first
     seconds: float
     requests_per_s: float
     output_tokens_per_s: float
@@ -51,7 +61,7 @@ class Report:
             f"{self.num_answered} of {self.num_requests} answered in {self.seconds:.1f} s: "
             f"{self.requests_per_s:.2f} requests/s, {self.output_tokens_per_s:.1f} output tokens/s"
         ]
-        lines += [f"  {count} x {name}" for name, count in self.errors]
+        lines += [f"  {each.num_requests} x {each.code}: {each.detail}" for each in self.errors]
         for spread in self.spreads:
             shown = "  ".join(f"p{p} {v:.1f}" for p, v in zip(PERCENTILES, spread.values, strict=False))
             lines.append(f"  {spread.name}, ms: {shown or '-'}")
@@ -71,7 +81,7 @@ def report_from(outcomes: Sequence[Outcome], seconds: float) -> Report:
     return Report(
         num_requests=len(outcomes),
         num_answered=len(answered),
-        errors=tuple(Counter(each.error for each in outcomes if each.error is not None).most_common()),
+        errors=_failed(outcomes),
         seconds=seconds,
         requests_per_s=len(answered) / seconds if seconds else 0.0,
         output_tokens_per_s=num_tokens / seconds if seconds else 0.0,
@@ -82,6 +92,15 @@ def report_from(outcomes: Sequence[Outcome], seconds: float) -> Report:
             _spread("sent late", [each.late_s for each in outcomes]),
         ),
     )
+
+
+def _failed(outcomes: Sequence[Outcome]) -> tuple[Failed, ...]:
+    details: dict[str, str] = {}
+    for each in outcomes:
+        if each.error is not None:
+            details.setdefault(each.error, each.detail)
+    counts = Counter(each.error for each in outcomes if each.error is not None)
+    return tuple(Failed(code, count, details[code]) for code, count in counts.most_common())
 
 
 def _spread(name: str, seconds: Sequence[float | None]) -> Spread:

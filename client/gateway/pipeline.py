@@ -95,8 +95,8 @@ def pipeline_from(text: str, where: str = "plan") -> Pipeline:
         return Pipeline.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise InvalidRequest(f"{where} is no plan of a server: {place}: {first['msg']}") from None
+        reasons = (where, "is no plan of a server:", *(f"{step}:" for step in first["loc"]), first["msg"])
+        raise InvalidRequest(" ".join(map(str, reasons))) from None
 
 
 def read_pipeline(path: Path) -> Pipeline:

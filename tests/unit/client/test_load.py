@@ -12,7 +12,7 @@ from PIL import Image
 from client.errors import InvalidRequest
 from client.load import configure, run
 from client.load_plan import Arrival, picture, poisson, size_from, trace
-from client.load_report import Outcome, Report, page, percentile, report_from
+from client.load_report import Failed, Outcome, Report, page, percentile, report_from
 from scheduler.simulate.trace import parse_trace, to_csv
 from tests.unit.client.scripted import ScriptedServer
 
@@ -154,7 +154,8 @@ def test_refusals_are_counted_by_their_code(server: ScriptedServer) -> None:
 
     report = _load(server, "--concurrency", "1", "--requests", "3")
 
-    assert (report.num_answered, report.errors) == (1, (("unavailable", 2),))
+    assert (report.num_answered, report.errors) == (1, (Failed("unavailable", 2, "full; retry after 1 s"),))
+    assert "2 x unavailable: full; retry after 1 s" in report.text()
 
 
 @pytest.mark.parametrize("options", [["--rate", "0"], ["--requests", "0"], ["--concurrency", "0"], ["--images", "1"]])
