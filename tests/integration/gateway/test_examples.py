@@ -145,7 +145,7 @@ def test_a_notebook_runs_from_top_to_bottom(server: Server, answer: str) -> None
     assert f"answer: {answer.strip()}" in said
     assert "steps: placed, encoded" in said
     assert "placed: " in said
-    assert said.count("token ") >= 3
+    assert said.count("token ") >= 2
 
 
 def test_tritonclient_sync(server: Server, answer: str) -> None:
