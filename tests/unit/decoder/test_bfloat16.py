@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from python_backend.decoder.native import load_library
 from python_backend.decoder.sequence import TokenLogprob
 from tests.unit.decoder.conftest import Case, Receiver, StartEngine
 
@@ -31,6 +32,19 @@ def assert_close(found: list[TokenLogprob], expected: list[TokenLogprob]) -> int
             assert abs(other.top[0].logprob - other.top[1].logprob) < 2 * TOLERANCE
             return count
     return min(len(found), len(expected))
+
+
+@pytest.mark.skipif(load_library() is None, reason="no C++ compiler here")
+@pytest.mark.parametrize("weights", ["plain", "int8"])
+def test_compiled_a_batch_gives_the_very_logits_of_each_request_alone(
+    start_engine: StartEngine, cases: list[Case], weights: str
+) -> None:
+    harness = start_engine(dtype="bfloat16", weights=weights, prefix_cache=False, max_step_tokens=2000, num_blocks=1024)
+
+    alone = [tops(harness.submit(case, "r", logprobs=NUM_TOP)) for case in cases]
+    receivers = [harness.submit(case, str(index), logprobs=NUM_TOP) for index, case in enumerate(cases)]
+
+    assert [tops(receiver) for receiver in receivers] == alone
 
 
 @pytest.mark.parametrize("compile_operators", [True, False])

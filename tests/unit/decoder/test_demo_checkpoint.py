@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoTokenizer, LlavaForConditionalGeneration
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from python_backend.decoder.engine import DecodeRequest, ImageEmbedding
+from python_backend.decoder.native import load_library
 from python_backend.request import SamplingParameters
-from tests.unit.decoder.conftest import Receiver, StartEngine
+from tests.unit.decoder.conftest import Harness, Receiver, StartEngine
 
 DEMO = Path(__file__).parents[3] / "demo" / "checkpoint"
 QUESTIONS = ("What is in the picture?", "What color is the circle?")
@@ -66,3 +69,31 @@ def test_answers_about_pictures_equal_transformers(
 
     assert alone == expected
     assert together == expected
+
+
+@pytest.mark.skipif(load_library() is None, reason="no C++ compiler here")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_int8_weights_answer_about_the_shipped_picture_alike(
+    reference: LlavaForConditionalGeneration, start_engine: StartEngine, dtype: str
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(DEMO)
+    processor = CLIPImageProcessorPil.from_pretrained(DEMO)
+    with Image.open(DEMO.parent / "picture.jpg") as picture:
+        pixels = processor(images=[picture.convert("RGB")], return_tensors="pt")["pixel_values"]
+    with torch.inference_mode():
+        image = ImageEmbedding(b"picture", reference.get_image_features(pixel_values=pixels).pooler_output[0].clone())
+    options = {"num_blocks": 200, "block_tokens": 16, "max_step_tokens": 700}
+    engines = start_engine(DEMO, **options), start_engine(DEMO, dtype=dtype, weights="int8", **options)
+
+    def ask(harness: Harness, question: str) -> tuple[list[float], tuple[int, ...]]:
+        ids = tuple(tokenizer(f"USER: <image>\n{question} ASSISTANT:").input_ids)
+        receiver, sampling = Receiver(), SamplingParameters(max_tokens=MAX_TOKENS, logprobs=0)
+        harness.engine.submit(DecodeRequest(question, ids, (image,), sampling), receiver)
+        deltas = receiver.wait()
+        return [each.logprob for delta in deltas for each in delta.logprobs], receiver.token_ids()
+
+    for question in QUESTIONS:
+        (exact, tokens), (rounded, same) = (ask(harness, question) for harness in engines)
+        assert same == tokens
+        assert rounded == pytest.approx(exact, abs=0.05)
+        assert rounded != exact, "int8 weights were not used"

@@ -1,0 +1,124 @@
+"""Decoder against decoder: this engine and vLLM's CPU build on one checkpoint, with the same threads, in turns.
+
+    python -m benchmarks.peers --geometry small --concurrent 1 4 16 --tokens 64
+
+Image features go in on both sides, so that no vision encoder is timed. Requests arrive together; `step` is the median
+time between tokens while all decode, `first` the time to the first token of any, `total` until all have ended. A side
+that does not run is stopped (SIGSTOP), so that none of its threads spins. vLLM's environment: see benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from benchmarks.peers.checkpoint import write_for_peers
+from benchmarks.provenance import provenance
+from python_backend.checkpoint import PROJECT_ROOT
+
+MEASURED = ("python_backend/decoder", "python_backend/weights.py", "benchmarks/peers")
+RESULTS = PROJECT_ROOT / "benchmarks" / "results"
+VLLM = PROJECT_ROOT / "build" / "vllm" / "bin" / "python"
+
+
+class Side:
+    """A worker process, stopped unless it is asked."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=PROJECT_ROOT
+            )
+        self._log = log
+        self._read("READY")
+        self._process.send_signal(signal.SIGSTOP)
+
+    def round(self, num_requests: int, num_tokens: int) -> dict[str, float]:
+        """The times of one round."""
+        assert self._process.stdin is not None
+        self._process.send_signal(signal.SIGCONT)
+        self._process.stdin.write(f"{num_requests} {num_tokens}\n")
+        self._process.stdin.flush()
+        found: dict[str, float] = json.loads(self._read("{"))
+        self._process.send_signal(signal.SIGSTOP)
+        return found
+
+    def close(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+        self._process.kill()
+        self._process.wait()
+
+    def _read(self, beginning: str) -> str:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(beginning):
+                return line
+        raise SystemExit(f"a worker ended: {self._log.read_text()[-2000:]}")
+
+
+def main() -> None:
+    """Run all sides and write one JSON file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--geometry", choices=("small", "medium"), default="small")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--concurrent", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--tokens", type=int, nargs="+", default=[64])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--step-tokens", type=int, default=2048, help="prompt and decode tokens of a step, both sides")
+    parser.add_argument("--int8", action="store_true", help="this engine with int8 weights as a third side")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder) / "checkpoint"
+        write_for_peers(arguments.geometry, checkpoint)
+        sides = start(arguments, checkpoint, Path(folder))
+        rows = [
+            compare(sides, num_requests, num_tokens, arguments.rounds)
+            for num_tokens in arguments.tokens
+            for num_requests in arguments.concurrent
+        ]
+        for side in sides.values():
+            side.close()
+    report = {"provenance": provenance("benchmarks.peers", sys.argv[1:], MEASURED), "rows": rows}
+    path = RESULTS / f"peers_{arguments.geometry}_{arguments.threads}t.json"
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def start(arguments: argparse.Namespace, checkpoint: Path, logs: Path) -> dict[str, Side]:
+    """The sides, by name."""
+    common = [str(checkpoint), str(arguments.threads), str(arguments.step_tokens)]
+    own = [sys.executable, "-m", "benchmarks.peers.own_worker", *common]
+    sides = {"own": Side([*own, "plain"], logs / "own.log")}
+    if arguments.int8:
+        sides["own_int8"] = Side([*own, "int8"], logs / "own_int8.log")
+    worker = Path(__file__).with_name("vllm_worker.py")
+    sides["vllm"] = Side([str(VLLM), str(worker), *common], logs / "vllm.log")
+    return sides
+
+
+def compare(sides: dict[str, Side], num_requests: int, num_tokens: int, num_rounds: int) -> dict[str, object]:
+    """One line of the table: the medians of each side, after a round to warm up."""
+    for side in sides.values():
+        side.round(num_requests, min(num_tokens, 8))
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    for _ in range(num_rounds):
+        for name, side in sides.items():
+            rounds[name].append(side.round(num_requests, num_tokens))
+    row: dict[str, object] = {"concurrent": num_requests, "tokens": num_tokens}
+    for name, found in rounds.items():
+        row[name] = {key: median(each[key] for each in found) for key in found[0]}
+        for key in ("step_s", "first_s", "total_s"):
+            ratios = [own[key] / theirs[key] for own, theirs in zip(found, rounds["vllm"], strict=True) if theirs[key]]
+            if name != "vllm" and ratios:
+                row[f"{name}_{key[:-2]}_over_vllm"] = median(ratios)
+    print(json.dumps(row), flush=True)
+    return row
+
+
+if __name__ == "__main__":
+    main()
