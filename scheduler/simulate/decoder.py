@@ -9,53 +9,16 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
-from typing import Protocol
 
 from scheduler.simulate.agenda import Agenda
 from scheduler.simulate.decode_run import DecodeRun, Rates
 from scheduler.simulate.encoder import NoteSpan
+from scheduler.simulate.sequence import SimulatedSequence
 from scheduler.simulate.silicon import Silicon, Work
 from scheduler.step import PromptBudget, count_free_tokens, may_admit
 
 PrefillRates = tuple[float, float, float]
 """Start of a step's prompts, per token, per token squared; in seconds."""
-
-
-class SequenceJob(Protocol):
-    """What a sequence tells its request."""
-
-    def token(self, sequence: SimulatedSequence) -> None:
-        """Its first token here was given."""
-
-    def finished(self, sequence: SimulatedSequence) -> None:
-        """Its last token was given."""
-
-
-class SimulatedSequence:
-    """A sequence: its known tokens, and how many are in the cache."""
-
-    __slots__ = (
-        "blocks",
-        "finish_step",
-        "is_cancelled",
-        "job",
-        "join_step",
-        "known",
-        "left",
-        "num_computed",
-        "num_given",
-    )
-
-    def __init__(self, job: SequenceJob, prompt_tokens: int, output_tokens: int) -> None:
-        self.job = job
-        self.known = prompt_tokens  # tokens known when it last started
-        self.left = output_tokens  # tokens to give
-        self.num_computed = 0  # of the known ones; while it decodes, when it joined
-        self.num_given = 0  # here
-        self.blocks = 0  # when it was admitted
-        self.join_step = -1  # of the first decode step; -1: it does not decode
-        self.finish_step = -1  # after so many steps it has ended
-        self.is_cancelled = False
 
 
 class SimulatedDecoder:

@@ -16,9 +16,11 @@ from scheduler.loads import RequestShape
 from scheduler.pools import Pools
 from scheduler.routing import Router
 from scheduler.simulate.agenda import Agenda
-from scheduler.simulate.decoder import SimulatedDecoder, SimulatedSequence
+from scheduler.simulate.decoder import SimulatedDecoder
+from scheduler.simulate.desk import Desk
 from scheduler.simulate.encoder import ImageJob, SimulatedEncoder
 from scheduler.simulate.outcome import CANCELLED, DONE, FAILED, LATE, REFUSED, Outcomes
+from scheduler.simulate.sequence import SimulatedSequence
 
 MAX_ATTEMPTS = 3  # as the relay: the first, and two more when stages die
 
@@ -67,10 +69,17 @@ class LiveRequest:
         """Its first token on a decoder was given."""
         if self.first_s < 0:
             self.first_s = self.front.agenda.now_s
+            desk = self.front.desk
+            if desk is not None and desk.cost.after_s:
+                desk.take(desk.cost.after_s, _nothing)
 
     def finished(self, sequence: SimulatedSequence) -> None:
         """Its last token was given."""
         self.front.end(self, DONE)
+
+
+def _nothing(_: object) -> None:
+    """The end of work that nobody waits for."""
 
 
 class ImageOfRequest:
@@ -122,6 +131,7 @@ class Front:
         self.serving: set[LiveRequest] = set()
         self.tally = Tally()
         self._link_bytes = self.tally.link_bytes
+        self.desk: Desk | None = None
         self.ended: Callable[[LiveRequest], None] | None = None  # told of each end, for closed loops
         self._router = router
         self._pools = pools
@@ -137,6 +147,8 @@ class Front:
 
     def arrive(self, live: LiveRequest) -> None:
         """Takes responsibility for a request: it will be ended, exactly once."""
+        if live.is_ended:  # the client left while it was at the desk
+            return
         self._note(live, "arrived")
         if not self._has_place() and self._is_refused(live):
             self.end(live, REFUSED)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from scheduler.cost import Costs
 from scheduler.plan import Plan
 from scheduler.pools import place_of
+from scheduler.simulate.desk import FrontCost
 from scheduler.simulate.front import Log, Tally
 from scheduler.simulate.outcome import Outcomes
 from scheduler.simulate.workload import Workload
@@ -34,6 +35,8 @@ class Options:
     max_in_flight: int | None = None  # None: the plan's limit
     outages: Sequence[Outage] = ()
     believed: Costs | Mapping[str, Costs] | None = None  # what the policy reckons with; None: the true costs
+    front: FrontCost | None = None  # of a server whose stages compute on its own CPUs
+    stretch: float = 1.0  # how many times longer all work takes, since others use the same devices
     log: Log | None = None
     keeps_spans: bool = False
     progress: Callable[[int], None] | None = None  # told how many more requests have arrived, now and then

@@ -12,14 +12,15 @@ from typing import Literal
 from scheduler.cost import ContentionCost
 from scheduler.simulate.agenda import Agenda
 
-Stage = Literal["encode", "decode"]
+Stage = Literal["encode", "decode", "front"]
 
 
 class Silicon:
     """Who computes on one device, or on one set of CPUs, and how fast that makes each."""
 
-    def __init__(self, contention: ContentionCost, capacity: float = 1.0) -> None:
+    def __init__(self, contention: ContentionCost, capacity: float = 1.0, stretch: float = 1.0) -> None:
         self._contention = contention
+        self.stretch = stretch  # work takes so many times longer than costs say: others take the rest of the device
         self._capacity = capacity  # replicas that compute at once without slowing each other down
         self.members: list[Work] = []
 
@@ -32,7 +33,7 @@ class Silicon:
     def _speed(self, member: Work, active: list[Work]) -> float:
         if len(active) == 1:
             return 1.0
-        if self._capacity > 1.0:
+        if self._capacity > 1.0 or any(other.stage == "front" for other in active):  # CPUs, whose turns are equal
             return min(1.0, self._capacity / len(active))
         num_same = sum(other.stage == member.stage for other in active)
         if num_same == len(active):
@@ -65,7 +66,7 @@ class Work:
         self.stage = stage
         self.is_active = False
         self.busy_s = 0.0  # work done; at full speed a second is a second
-        self.stretch = 1.0  # work takes so many times longer than costs say, for reasons of this replica alone
+        self.stretch = silicon.stretch
         self._is_renewed = False
         self._version = 0
         self._total_s = self._left_s = self._since_s = 0.0

@@ -8,18 +8,20 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 
 from scheduler.cost import Costs
-from scheduler.loads import RequestShape
 from scheduler.plan import Plan, Replica
 from scheduler.pools import Pools, costs_of, place_of, shares_device
 from scheduler.routing import Router
 from scheduler.simulate.agenda import Agenda
-from scheduler.simulate.decoder import SimulatedDecoder, SimulatedSequence
+from scheduler.simulate.columns import Columns
+from scheduler.simulate.decoder import SimulatedDecoder
+from scheduler.simulate.desk import Desk
 from scheduler.simulate.encoder import SimulatedEncoder
 from scheduler.simulate.front import Front, ImageOfRequest, LiveRequest
 from scheduler.simulate.outcome import Outcomes
 from scheduler.simulate.run import Options, Run, Samples, SimulationRefused, Span
+from scheduler.simulate.sequence import SimulatedSequence
 from scheduler.simulate.silicon import Silicon, Work
-from scheduler.simulate.workload import Floats, Ints, Workload
+from scheduler.simulate.workload import Workload
 
 MIB = 1 << 20
 NUM_SAMPLES = 400
@@ -67,9 +69,12 @@ class Simulation:
             next(iter(self._costs.values())).transfer.embedding_bytes,
             options.log,
         )
+        front = options.front
+        self._desk = Desk(self._agenda, list(dict.fromkeys(silicon.values())), front) if front else None
+        self._front.desk = self._desk
         self._samples = Samples()
         self._spans: list[Span] = []
-        self._columns = _Columns(workload)
+        self._columns = Columns(workload)
         self._num_outages: Counter[str] = Counter()
 
     def run(self) -> Run:
@@ -102,7 +107,8 @@ class Simulation:
             capacity = 1.0
             if replica.device == "cpu":  # not bound: as many CPUs as are asked for
                 capacity = float(len(replica.cpus)) if replica.cpus else float("inf")
-            found[replica.name] = Silicon(self._costs[place_of(replica)].contention, capacity)
+            contention = self._costs[place_of(replica)].contention
+            found[replica.name] = Silicon(contention, capacity, self._options.stretch)
         return found
 
     def _build_encoder(self, replica: Replica, silicon: Silicon) -> SimulatedEncoder:
@@ -198,7 +204,10 @@ class Simulation:
         live.priority = columns.priority[index] if columns.priority else 0
         if columns.deadline_s and columns.deadline_s[index] < float("inf"):
             live.deadline_s = now_s + columns.deadline_s[index]
-        self._front.arrive(live)
+        if self._desk is None:
+            self._front.arrive(live)
+        else:
+            self._desk.take(self._desk.cost.before_s, self._front.arrive, live)
         if columns.cancel_s and columns.cancel_s[index] < float("inf"):
             self._agenda.at(now_s + columns.cancel_s[index], self._front.cancel, live)
 
@@ -280,37 +289,3 @@ class Simulation:
             num_preemptions=sum(each.num_preemptions for each in decoders.values()),
             spans=self._spans,
         )
-
-
-class _Columns:
-    """A workload as lists, which are faster to read one by one, and its shapes, of which many are alike."""
-
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
-        self.arrived_s: list[float] = workload.arrived_s.tolist()
-        self.output_tokens: list[int] = workload.output_tokens.tolist()
-        self.priority = _whole(workload.priority)
-        self.deadline_s = _real(workload.deadline_s)
-        self.cancel_s = _real(workload.cancel_s)
-        self._images: list[int] = workload.num_images.tolist()
-        self._prompts: list[int] = workload.prompt_tokens.tolist()
-        self._allowed: list[int] = workload.max_tokens.tolist()
-        self._keys = _whole(workload.image_keys)
-
-    def shape(self, index: int) -> RequestShape:
-        """What the decision knows of a request."""
-        num_images = self._images[index]
-        keys: tuple[bytes, ...] = ()
-        if self._keys is not None and num_images:
-            keys = tuple(f"{self._keys[index]}.{place}".encode() for place in range(num_images))
-        return RequestShape(
-            num_images, self._prompts[index], self._allowed[index], self._workload.image_tokens, image_keys=keys
-        )
-
-
-def _whole(column: Ints | None) -> list[int] | None:
-    return None if column is None else list(column.tolist())
-
-
-def _real(column: Floats | None) -> list[float] | None:
-    return None if column is None else list(column.tolist())

@@ -14,7 +14,8 @@ from python_backend.decoder.kv_cache import BlockPool
 from scheduler.cost import ContentionCost
 from scheduler.simulate.agenda import Agenda
 from scheduler.simulate.decode_run import DecodeRun
-from scheduler.simulate.decoder import SimulatedDecoder, SimulatedSequence
+from scheduler.simulate.decoder import SimulatedDecoder
+from scheduler.simulate.sequence import SimulatedSequence
 from scheduler.simulate.silicon import Silicon
 
 BLOCK_TOKENS = 4

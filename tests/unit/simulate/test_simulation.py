@@ -9,6 +9,7 @@ import pytest
 
 from scheduler.plan import Plan
 from scheduler.profile import DecodeTable, LimitsTable
+from scheduler.simulate.desk import FrontCost
 from scheduler.simulate.outcome import CANCELLED, DONE, LATE, REFUSED, Limits, check, figures
 from scheduler.simulate.run import Options, Outage, Run, SimulationRefused
 from scheduler.simulate.simulation import simulate
@@ -153,3 +154,21 @@ def test_figures_count_those_who_got_nothing() -> None:
 def test_what_cannot_be_is_refused(change: dict[str, object], options: Options, message: str) -> None:
     with pytest.raises(SimulationRefused, match=message):
         simulate(world(), replace(load(), **change), COSTS, options)  # type: ignore[arg-type]
+
+
+def test_work_in_front_takes_the_cpus_time_from_the_stages() -> None:
+    placed = world(("cuda:1",), ("cuda:0",))
+    free, fronted = (
+        served(load(), placed, front=FrontCost(before_s, after_s)) for before_s, after_s in ((0, 0), (0.02, 0.01))
+    )
+
+    alone = served(load(1), placed, front=FrontCost(0.02, 0.01))
+    assert alone.outcomes.ttft_s[0] == pytest.approx(0.02 + served(load(1), placed).outcomes.ttft_s[0])
+    assert fronted.outcomes.ttft_s.mean() > free.outcomes.ttft_s.mean() + 0.02
+    assert np.nanmean(fronted.outcomes.tpot_s) > np.nanmean(free.outcomes.tpot_s)
+
+
+def test_a_device_that_others_use_too_takes_so_much_longer() -> None:
+    once, twice = (served(load(1), stretch=stretch).outcomes for stretch in (1.0, 2.0))
+
+    assert twice.ended_s[0] - twice.first_s[0] == pytest.approx(2 * (once.ended_s[0] - once.first_s[0]))
