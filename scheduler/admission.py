@@ -86,9 +86,7 @@ class WaitingRoom(Generic[Item]):
         num_ahead = sum([entry.rank <= rank for entry in self._heap])
         return (num_ahead + 1) * fmean(self._pauses)
 
-    def refusal(
-        self, priority: int, now_s: float, max_waiting: int, max_wait_s: float
-    ) -> Refusal | None:
+    def refusal(self, priority: int, now_s: float, max_waiting: int, max_wait_s: float) -> Refusal | None:
         """Why one more that arrives now, and finds no place free, may not wait; None if it may.
 
         At most `max_waiting` may, and nobody who would wait longer than `max_wait_s`, so far as that is known.

@@ -64,15 +64,14 @@ class Board:
                 d = self._d.get(name)
                 if d is not None:
                     self._look_at_decoder(d, loads)
-            for name in changed:
-                e = self._e.get(name)
-                if e is not None:
-                    self._look_at_encoder(e, loads)
+                elif name in self._e:
+                    self._look_at_encoder(self._e[name], loads)
             changed.clear()
             return
         self._loads = loads
         for d in range(len(self.decoder_loads)):
             self._look_at_decoder(d, loads)
+            self._note_caches(d, self.decoder_loads[d])
         for e in range(len(self.encoder_loads)):
             self._look_at_encoder(e, loads)
         if changed is not None:
@@ -167,24 +166,28 @@ class Board:
             free_tokens = inf if load.free_kv_tokens is None else load.free_kv_tokens
         else:
             self.read_s[d] = inf
-        state = (is_open, excess > 0, free_tokens < inf)
-        if state != self._states[d]:
-            for place, (is_new, was) in enumerate(zip(state, self._states[d], strict=True)):
+        state, before_state = (is_open, excess > 0, free_tokens < inf), self._states[d]
+        if state != before_state:
+            for place, (is_new, was) in enumerate(zip(state, before_state, strict=True)):
                 self._counts[place] += is_new - was
             self._states[d] = state
             self.num_open, num_excess, num_known = self._counts
             self.has_excess, self.has_free_tokens = num_excess > 0, num_known > 0
-        if self.has_excess or self.excess[d]:
+        if state[1] or before_state[1]:
             self.excess[d] = excess
-        if self.has_free_tokens or self.free_tokens[d] < inf:
+        if state[2] or before_state[2]:
             self.free_tokens[d] = free_tokens
+        if load is not before:
+            self._note_caches(d, load)
+        for e in self.pools.own[d]:
+            self._reckon(e)
+
+    def _note_caches(self, d: int, load: Load | None) -> None:
         for having, keys in ((self.caching, load and load.cached), (self.reading, load and load.prefixes)):
             if keys is None or keys is NOTHING:
                 having.discard(d)
             else:
                 having.add(d)
-        for e in self.pools.own[d]:
-            self._reckon(e)
 
     def holders(self, loads: Loads, keys: tuple[bytes, ...]) -> dict[bytes, list[int]]:
         """By key of an image: the available encoders that have it."""

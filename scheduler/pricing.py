@@ -30,6 +30,8 @@ from scheduler.cost import IMAGE_TOKENS
 from scheduler.loads import Load, Loads, RequestShape
 from scheduler.pools import Column
 
+NOBODY: Column = np.empty(0)
+
 CROWDING_WEIGHT = 4.0
 """A second that a waiting image loses to a decode, in stalled seconds: those behind it, and those to come, lose it too.
 
@@ -51,7 +53,7 @@ class Pricing:
         self.holders: dict[bytes, list[int]] = {}  # by key of an image: the encoders that have it
         self._with_images: set[int] = set()  # decoders that have an image of ours
         self._assigned: dict[int, Assignment] = {}  # by row: the best for decoders of equal copy prices
-        self._first_s = board.sides_s(1, self._units)  # side(e, 1)
+        self._first_s = board.sides_s(1, self._units) if shape.num_images else NOBODY  # side(e, 1)
         if shape.image_keys:
             self._look_at_caches(loads)
         self._look_at_decoders()

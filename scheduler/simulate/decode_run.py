@@ -18,7 +18,7 @@ Rates = tuple[float, float, float, float]
 class DecodeRun:
     """`num_steps` steps of one batch."""
 
-    __slots__ = ("_bound_s", "_context_s", "_first_s", "_growth_s", "_num_bound", "_start_s", "num_steps")
+    __slots__ = ("_bound_s", "_context_s", "_first_s", "_growth_s", "_num_bound", "_start_s", "num_steps", "total_s")
 
     def __init__(self, rates: Rates, num_sequences: int, context_tokens: int, num_steps: int) -> None:
         self.num_steps = num_steps
@@ -28,6 +28,7 @@ class DecodeRun:
         self._bound_s = num_sequences * sequence_s
         missing_s = self._bound_s - self._first_s
         self._num_bound = ceil(missing_s / self._growth_s) if missing_s > 0 and self._growth_s > 0 else 0
+        self.total_s = self.seconds(num_steps)
 
     def seconds(self, num_steps: int) -> float:
         """What the first `num_steps` take together."""

@@ -120,8 +120,8 @@ class SimulatedDecoder:
             self._advance(1 if self._num_decoding else 0)
             self.num_steps += not self._num_decoding
             self._chunks = []
-        ends = self._ends
-        while ends and ends[0][0] <= self.num_steps:
+        ends, num_steps = self._ends, self.num_steps
+        while ends and ends[0][0] <= num_steps:
             finish_step, _, sequence = heappop(ends)
             if sequence.finish_step == finish_step and sequence.join_step >= 0:
                 self._end(sequence)
@@ -220,7 +220,7 @@ class SimulatedDecoder:
             self.work.begin(self._step_seconds(chunks, num_last))
         elif self._num_decoding:
             self._run = run = DecodeRun(self._rates, self._num_decoding, self._context, self._longest_run())
-            self.work.begin(run.seconds(run.num_steps))
+            self.work.begin(run.total_s)
 
     def _choose_chunks(self, has_preempted: bool) -> tuple[list[tuple[SimulatedSequence, int]], int]:
         """What of which prompts is computed; the first so many chunks are the last tokens of their prompts."""

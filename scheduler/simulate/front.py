@@ -149,7 +149,8 @@ class Front:
         """Takes responsibility for a request: it will be ended, exactly once."""
         if live.is_ended:  # the client left while it was at the desk
             return
-        self._note(live, "arrived")
+        if self._log is not None:
+            self._note(live, "arrived")
         if not self._has_place() and self._is_refused(live):
             self.end(live, REFUSED)
             return
@@ -179,8 +180,9 @@ class Front:
 
     def _dispatch(self) -> None:
         """Gives free places to those who wait, most urgent first."""
-        while self._has_place():
-            live = self.room.take(self.agenda.now_s)
+        room = self.room
+        while len(room) and self._has_place():
+            live = room.take(self.agenda.now_s)
             if live is None:
                 break
             self.serving.add(live)
@@ -246,7 +248,8 @@ class Front:
         live.sequence = SimulatedSequence(
             live, live.prompt_tokens + live.num_given, live.output_tokens - live.num_given
         )
-        self._note(live, "decode", live.place.decision.decoder)
+        if self._log is not None:
+            self._note(live, "decode", live.place.decision.decoder)
         self._decoders[live.place.decision.decoder].push(live.sequence)
 
     def lost(self, live: LiveRequest, num_given: int, attempt: int) -> None:
@@ -279,7 +282,8 @@ class Front:
                 num_given += self._decoders[place.decision.decoder].cancel(sequence) if is_cut else sequence.num_given
             self.ledger.give_back(place)
         self._outcomes.note_end(live.index, outcome, live.first_s, self.agenda.now_s, num_given)
-        self._note(live, Outcomes.NAMES[outcome])
+        if self._log is not None:
+            self._note(live, Outcomes.NAMES[outcome])
         live.sequence = live.place = None  # they know it too: nothing is left for the garbage collector
         self.serving.discard(live)
         if self.ended is not None:

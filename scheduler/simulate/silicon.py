@@ -49,6 +49,7 @@ class Work:
         "_agenda",
         "_done",
         "_is_renewed",
+        "_is_shared",
         "_left_s",
         "_silicon",
         "_since_s",
@@ -71,21 +72,24 @@ class Work:
         self._version = 0
         self._total_s = self._left_s = self._since_s = 0.0
         self._speed = 1.0
+        self._is_shared = False
         silicon.members.append(self)
+        if len(silicon.members) > 1:
+            for member in silicon.members:
+                member._is_shared = True
 
     def begin(self, seconds: float) -> None:
         """Starts a piece of work of so many seconds at full speed. Before: nothing is being done."""
-        self._total_s = self._left_s = seconds * self.stretch
-        self._since_s = self._agenda.now_s
+        self._total_s = self._left_s = seconds = seconds * self.stretch
+        self._since_s = now_s = self._agenda.now_s
         self._is_renewed = True
-        if self.is_active:  # the one before has just ended: nothing changes for the others
-            self._schedule()
-            return
-        self.is_active = True
-        self._speed = 1.0
-        if len(self._silicon.members) > 1:
-            self._silicon.retime()
-        self._schedule()
+        if not self.is_active:  # else the one before has just ended: nothing changes for the others
+            self.is_active = True
+            self._speed = 1.0
+            if self._is_shared:
+                self._silicon.retime()
+        self._version = version = self._version + 1
+        self._agenda.at(now_s + seconds / self._speed, self._end, version)
 
     def elapsed_s(self) -> float:
         """How much of the piece is done, in seconds at full speed."""
@@ -135,5 +139,5 @@ class Work:
 
     def _leave(self) -> None:
         self.is_active = False
-        if len(self._silicon.members) > 1:
+        if self._is_shared:
             self._silicon.retime()
