@@ -15,7 +15,8 @@ const ENDED = ["answered", "failed", "left"];
 const find = (id) => document.getElementById(id);
 const cards = new Map(); // replica -> {root, words, bar, chips, stage, place, room}
 const chips = new Map(); // request key -> its element
-const wires = []; // {encoder, decoder, line, label}
+const wires = []; // {id, line, label}
+const usedUntil = new Map(); // id of a wire -> when its mark ends
 let links = [];
 let limits = null;
 
@@ -193,7 +194,6 @@ function drawWires() {
   const encoders = [...cards.values()].filter((card) => card.stage === "encode");
   const decoders = [...cards.values()].filter((card) => card.stage === "decode");
   const isNamed = encoders.length * decoders.length <= LABELLED_WIRES;
-  const isMarked = new Set(wires.filter(({ line }) => line.classList.contains("used")).map(({ id }) => id));
   wires.length = 0;
   drawing.replaceChildren();
   for (const encoder of encoders) {
@@ -211,23 +211,24 @@ function drawWires() {
       label.setAttribute("y", String(y1 + Math.sign(y2 - y1) * 14 - 4));
       label.classList.toggle("named", isNamed);
       drawing.append(line, label);
-      const id = `${encoder.name} ${decoder.name}`;
-      wires.push({ id, line, label });
-      if (isMarked.has(id)) mark({ line, label });
+      const wire = { id: `${encoder.name} ${decoder.name}`, line, label };
+      wires.push(wire);
+      mark(wire);
     }
   }
 }
 
 function markWire(encoder, decoder) {
-  const wire = wires.find(({ id }) => id === `${encoder} ${decoder}`);
+  const name = `${encoder} ${decoder}`;
+  usedUntil.set(name, performance.now() + USED_MS);
+  const wire = wires.find(({ id }) => id === name);
   if (wire) mark(wire);
 }
 
-function mark({ line, label }) {
-  for (const part of [line, label]) {
-    part.classList.add("used");
-    setTimeout(() => part.classList.remove("used"), USED_MS);
-  }
+function mark({ id, line, label }) {
+  const restMs = (usedUntil.get(id) ?? 0) - performance.now();
+  for (const part of [line, label]) part.classList.toggle("used", restMs > 0);
+  if (restMs > 0) setTimeout(() => mark({ id, line, label }), restMs + 1);
 }
 
 cardOf(WAIT, WAIT);
