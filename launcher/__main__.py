@@ -23,7 +23,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from launcher.serve import plan_of, serve
 
     ports = (arguments.host, arguments.http_port, arguments.grpc_port, arguments.metrics_port)
-    plan = plan_of(arguments.profile, arguments.checkpoint)
+    plan = plan_of(arguments.profile, arguments.checkpoint, arguments.artifacts)
     return serve(plan, ports, os.environ, _say, arguments.health_port)
 
 
@@ -35,7 +35,7 @@ def _up(arguments: argparse.Namespace) -> int:
     logging.getLogger("client.gateway").setLevel(logging.INFO)  # one line per request
     ports = (arguments.host, arguments.http_port, arguments.grpc_port, arguments.metrics_port)
     return up(
-        plan_of(arguments.profile, arguments.checkpoint),
+        plan_of(arguments.profile, arguments.checkpoint, arguments.artifacts),
         ports,
         (arguments.host, arguments.port),
         lambda url, metrics_url: settings_from(arguments, url, metrics_url, os.environ),
@@ -64,7 +64,7 @@ def _build(arguments: argparse.Namespace) -> int:
     from launcher.build import build
     from launcher.serve import plan_of
 
-    plan = plan_of(arguments.profile, arguments.checkpoint)
+    plan = plan_of(arguments.profile, arguments.checkpoint, arguments.artifacts)
     for path in build(plan, _say, arguments.force, arguments.target, os.environ):
         _say(f"current: {path}")
     return 0
@@ -83,7 +83,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     from launcher.demo import demo
     from launcher.serve import plan_of
 
-    return demo(plan_of(arguments.profile, arguments.checkpoint), os.environ, _say, arguments.log)
+    return demo(plan_of(arguments.profile, arguments.checkpoint, arguments.artifacts), os.environ, _say, arguments.log)
 
 
 def _completion(arguments: argparse.Namespace) -> int:
@@ -99,6 +99,7 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     default = PROJECT_ROOT / "deploy" / "profiles" / "cpu.toml"
     parser.add_argument("--profile", type=Path, default=default, help="deployment profile (%(default)s)")
     parser.add_argument("--checkpoint", help="a Hugging Face LLaVA folder, instead of the profile's")
+    parser.add_argument("--artifacts", help="folder for what is built from it, instead of the profile's")
 
 
 def _add_server_ports(parser: argparse.ArgumentParser) -> None:
