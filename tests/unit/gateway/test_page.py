@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 import time
@@ -109,13 +110,15 @@ def test_a_picture_is_asked_about_and_the_answer_shown_with_its_decision(upstrea
 
 
 def test_an_answer_is_never_rendered_as_markup(upstream: Upstream, page: Page) -> None:
-    upstream.answers(MARKUP)
+    told = json.dumps({"encoder": MARKUP, "encoders": [MARKUP], "decoder": MARKUP, "reason": MARKUP})
+    upstream.play([upstream.chunk(progress="placed", decision=told), upstream.chunk(MARKUP, "stop"), upstream.final()])
 
     page.ask("What?")
 
     assert page.is_answered()
     assert page.text("answer") == MARKUP
-    assert page.browser.find_elements(By.CSS_SELECTOR, "#answer *") == []
+    assert page.until(lambda: MARKUP in page.text("requests") and MARKUP in page.text("latest"))
+    assert page.browser.find_elements(By.CSS_SELECTOR, "#answer *, .panel img, .panel b b, #latest *") == []
     assert page.browser.title == "vlm-relay"
 
 
