@@ -82,13 +82,13 @@ class Server:
         files: Mapping[str, Path] | None = None,
     ) -> None:
         """Starts it. `files` are linked into the repository by their path in it."""
+        keys = Keys(secrets.token_hex(16), variables.get(KEY_VARIABLE) or secrets.token_hex(16))
         self.plan = plan
         self.ports = ports
         self.folder = Path(tempfile.mkdtemp(prefix="vlm-relay-"))
         self._log = log
         self._tail: deque[str] = deque(maxlen=200)
         self.region = f"vlm_relay_triton_{os.getpid()}_{self.folder.name[-8:]}"
-        keys = Keys(secrets.token_hex(16), variables.get(KEY_VARIABLE) or secrets.token_hex(16))
         self._control_key = keys.control
         self._restarter: Restarter | None = None
         repository = self.folder / "models"

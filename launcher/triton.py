@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import sys
 import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from client.shared_memory import KEY_VARIABLE
 
 CONTROL_HEADER = "vlm-relay-key"
 SHARED_MEMORY_HEADER = "vlm-relay-shm-key"  # client/shared_memory.py sends it
@@ -49,6 +52,15 @@ class Keys:
 
     control: str = field(repr=False)  # the launcher's own
     shared_memory: str = field(repr=False)  # of clients on this machine that the operator trusts
+
+    def __post_init__(self) -> None:
+        """Refuses what Triton's command line would take for something else.
+
+        Raises:
+            ValueError: the message names the variable, and not the key.
+        """
+        if not re.fullmatch(r"[\w.-]+", self.shared_memory, re.ASCII):
+            raise ValueError(f"{KEY_VARIABLE} must be letters, digits, dots, hyphens and underscores")
 
 
 def find_triton() -> Triton:

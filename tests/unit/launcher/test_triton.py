@@ -153,3 +153,11 @@ def test_the_server_runs_with_this_environments_packages_and_without_network(
 
     assert environment(triton, base) == {**expected, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     assert base == before
+
+
+@pytest.mark.parametrize("key", ["a b", "a=b", "a,b:c", "schlüssel", "-\n"])
+def test_a_shared_memory_key_that_a_command_line_cannot_carry_is_refused_by_name(key: str) -> None:
+    with pytest.raises(ValueError, match="VLM_RELAY_SHM_KEY must be letters") as refused:
+        Keys("control", key)
+
+    assert key not in str(refused.value)
