@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve up test lint unit integration chart chart-audit slow browser prometheus clients load-tools clients-test gpu-checks image-test bench clean
+.PHONY: help setup demo serve up test lint unit integration chart chart-audit slow browser prometheus redis clients load-tools clients-test gpu-checks image-test bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -66,6 +66,10 @@ slow: setup ## long runs: killed stages, and 20,000 requests (SOAK_REQUESTS) wit
 browser: ## the Chromium that drives the page's tests, from Debian (as root)
 	apt-get update -qq
 	apt-get install -y --no-install-recommends chromium chromium-driver fonts-dejavu-core
+
+redis: ## the Redis that the tests of the shared cache start, from Debian (as root)
+	apt-get update -qq
+	apt-get install -y --no-install-recommends redis-server
 
 prometheus: ## Prometheus and promtool, for the tests of alerts and dashboard, from Debian (as root)
 	apt-get update -qq

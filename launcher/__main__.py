@@ -23,7 +23,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from launcher.serve import plan_of, serve
 
     ports = (arguments.host, arguments.http_port, arguments.grpc_port, arguments.metrics_port)
-    plan = plan_of(arguments.profile, arguments.checkpoint, arguments.artifacts)
+    plan = plan_of(arguments.profile, arguments.checkpoint, arguments.artifacts, arguments.redis_url)
     return serve(plan, ports, os.environ, _say, arguments.health_port)
 
 
@@ -35,7 +35,7 @@ def _up(arguments: argparse.Namespace) -> int:
     logging.getLogger("client.gateway").setLevel(logging.INFO)  # one line per request
     ports = (arguments.host, arguments.http_port, arguments.grpc_port, arguments.metrics_port)
     return up(
-        plan_of(arguments.profile, arguments.checkpoint, arguments.artifacts),
+        plan_of(arguments.profile, arguments.checkpoint, arguments.artifacts, arguments.redis_url),
         ports,
         (arguments.host, arguments.port),
         lambda url, metrics_url: settings_from(arguments, url, metrics_url, os.environ),
@@ -103,6 +103,11 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_server_ports(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--redis-url",
+        default=os.environ.get("VLM_RELAY_REDIS_URL"),
+        help="embedding cache shared by servers, instead of the profile's; better in VLM_RELAY_REDIS_URL",
+    )
     parser.add_argument("--http-port", type=_port, default=8000, help="0 is any free one (%(default)s)")
     parser.add_argument("--grpc-port", type=_port, default=8001, help="0 is any free one (%(default)s)")
     parser.add_argument("--metrics-port", type=_port, default=8002, help="0 is any free one (%(default)s)")

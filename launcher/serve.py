@@ -33,13 +33,17 @@ CANARY_TIMEOUT_S = 120.0
 Say = Callable[[str], None]
 
 
-def plan_of(profile_path: Path, checkpoint: str | None, artifacts: str | None = None) -> Plan:
-    """The plan of a profile, with another checkpoint or another folder for what is built from it if one is given."""
+def plan_of(
+    profile_path: Path, checkpoint: str | None, artifacts: str | None = None, redis_url: str | None = None
+) -> Plan:
+    """The plan of a profile, with another checkpoint, folder for what is built from it, or shared cache if given."""
     profile: Profile = read_profile(profile_path)
     given = {"checkpoint": checkpoint, "artifacts": artifacts}
     changes = {key: str(Path(path).resolve()) for key, path in given.items() if path is not None}
-    model = profile.model.model_copy(update=changes)
-    return plan_for(profile.model_copy(update={"model": model}), profile_path)
+    profile = profile.model_copy(update={"model": profile.model.model_copy(update=changes)})
+    if redis_url is not None:
+        profile = profile.model_copy(update={"encode": profile.encode.model_copy(update={"redis_url": redis_url})})
+    return plan_for(profile, profile_path)
 
 
 @contextlib.contextmanager

@@ -53,6 +53,7 @@ def _clip_encoder() -> tuple[Metric, ...]:
         Metric("clip_encoder", "vlm_relay_encode_batch_images", "histogram", "Images encoded together", (), _BATCHES),
         Metric("clip_encoder", "vlm_relay_encode_seconds", "histogram", "Time of one encode batch", (), _SECONDS),
         Metric("clip_encoder", "vlm_relay_embedding_hits_total", "counter", "Images whose embedding was in the store"),
+        Metric("clip_encoder", "vlm_relay_shared_cache_hits_total", "counter", "Images another server had encoded"),
         Metric("clip_encoder", "vlm_relay_embedding_misses_total", "counter", "Images that had to be encoded"),
         Metric("clip_encoder", "vlm_relay_embedding_evictions_total", "counter", "Embeddings given up for newer ones"),
         Metric("clip_encoder", "vlm_relay_embeddings", "gauge", "Embeddings in the store"),

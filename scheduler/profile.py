@@ -74,6 +74,8 @@ class EncodeTable(Table):
     slots: Positive = 64  # embeddings kept per replica; beyond the leased ones they are the cache
     dtype: Literal["float16", "float32"] = "float32"  # of the stored features; float32 is exact
     lease_s: PositiveSeconds = 120.0  # a holder that died gives its slot back after this
+    redis_url: str | None = None  # a second level of the cache, shared by servers: redis://host:6379/0
+    redis_timeout_ms: PositiveMilliseconds = 50.0  # one that hangs is waited for so long, once
 
 
 class EngineTable(Table):

@@ -17,6 +17,7 @@ from python_backend.models.metrics import TritonMeter
 from python_backend.pulse import Pulse, pulse_path
 from python_backend.transport.layout import SegmentLayout
 from python_backend.transport.placing import create_segment
+from python_backend.transport.shared_cache import SharedCache
 from python_backend.transport.store import EmbeddingStore
 from python_backend.vision.preprocess import Preprocessor
 from python_backend.vision.runtime import Encoder, make_encoder
@@ -39,6 +40,7 @@ class TritonPythonModel:
         self._store = _create_store(site)
         self._encoder = _load_encoder(site)
         self._meter.poll(lambda: self._meter.set("vlm_relay_leases", self._store.num_leases_held))
+        self._shared = _join_shared_cache(site)
         self._stage = EncodeStage(
             Preprocessor(site.facts.path),
             self._encoder,
@@ -48,6 +50,7 @@ class TritonPythonModel:
             self._meter,
             time.monotonic,
             make_tiling(site.facts),
+            self._shared,
         )
         counts = self._store.counts
         self._pulse = Pulse(pulse_path(site.boot.id, site.model))
@@ -74,6 +77,8 @@ class TritonPythonModel:
         """Removes the store."""
         self._pulse.close()
         self._encoder.close()
+        if self._shared is not None:
+            self._shared.close()
         self._store.close()
         self._meter.close()
         logger.info("closed")
@@ -96,6 +101,17 @@ def _create_store(site: Site) -> EmbeddingStore:
     )
     segment = create_segment(site.boot.id, layout, site.plan, site.replica)
     return EmbeddingStore(segment, site.embedding_fingerprint, time.monotonic, encode.lease_s)
+
+
+def _join_shared_cache(site: Site) -> SharedCache | None:
+    """The cache that servers share, if the plan names one; its embeddings lie in host memory, so not for GPUs."""
+    encode = site.plan.encode
+    if encode.redis_url is None:
+        return None
+    if site.replica.device != "cpu":
+        logger.warning("encode.redis_url is not used on %s: embeddings stay in its memory", site.replica.device)
+        return None
+    return SharedCache(encode.redis_url, site.embedding_fingerprint, encode.redis_timeout_ms / 1000)
 
 
 def _load_encoder(site: Site) -> Encoder:

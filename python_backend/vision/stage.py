@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from PIL import Image
 
 from python_backend.errors import InternalError, RelayError
@@ -15,6 +16,7 @@ from python_backend.metrics import Meter
 from python_backend.transport.boot import BootKey
 from python_backend.transport.handle import EmbeddingHandle, content_digest
 from python_backend.transport.segment import Rows, shape_of
+from python_backend.transport.shared_cache import SharedCache
 from python_backend.transport.store import EmbeddingStore, Slot
 from python_backend.vision.preprocess import Preprocessor
 from python_backend.vision.runtime import Encoder
@@ -39,6 +41,7 @@ class _New:
 
     image: Image.Image
     places: list[int]
+    shared_key: bytes = b""  # in the shared cache, where there is one
 
 
 class EncodeStage:
@@ -58,7 +61,9 @@ class EncodeStage:
         meter: Meter,
         clock: Callable[[], float],
         tiling: Tiling | None = None,
+        shared: SharedCache | None = None,
     ) -> None:
+        self._shared = shared
         self._tiling = tiling
         self._preprocessor = preprocessor
         self._encoder = encoder
@@ -111,8 +116,7 @@ class EncodeStage:
         return None
 
     def _remember(self, file_digest: bytes, image: Image.Image) -> bytes:
-        size = f"{image.width}x{image.height}:".encode()
-        key = content_digest(size + image.tobytes(), self._boot)
+        key = content_digest(_pixels(image), self._boot)
         self._pixels_of[file_digest] = key
         if len(self._pixels_of) > MAX_KNOWN_FILES:
             self._pixels_of.popitem(last=False)
@@ -120,9 +124,27 @@ class EncodeStage:
 
     def _encode(self, new: dict[bytes, _New], results: list[Encoded | RelayError | None]) -> None:
         """Encodes what is new, as many at once as the encoder takes; each batch is stored before the next one."""
-        items = list(new.items())
+        items = self._without_shared(list(new.items()), results)
         for start in range(0, len(items), self._encoder.max_batch):
             self._encode_batch(items[start : start + self._encoder.max_batch], results)
+
+    def _without_shared(
+        self, items: list[tuple[bytes, _New]], results: list[Encoded | RelayError | None]
+    ) -> list[tuple[bytes, _New]]:
+        """Takes from the shared cache what it has; what is left to encode."""
+        if self._shared is None or not self._shared.is_up:
+            return items
+        for _, item in items:
+            item.shared_key = self._shared.key(_pixels(item.image))
+        left = []
+        found = self._shared.get([item.shared_key for _, item in items])
+        for (key, item), rows in zip(items, found, strict=True):
+            if rows is None or rows.dtype != self._dtype:
+                left.append((key, item))
+                continue
+            self._meter.add("vlm_relay_shared_cache_hits_total")
+            self._store_one(key, item, rows, results, is_cached=True)
+        return left
 
     def _encode_batch(self, items: list[tuple[bytes, _New]], results: list[Encoded | RelayError | None]) -> None:
         began_s = self._clock()
@@ -139,7 +161,9 @@ class EncodeStage:
         self._meter.observe("vlm_relay_encode_seconds", self._clock() - began_s)
         self._meter.add("vlm_relay_embedding_misses_total", len(items))
         for (key, item), rows in zip(items, features, strict=True):
-            self._store_one(key, item, rows, results)
+            self._store_one(key, item, rows, results, is_cached=False)
+            if self._shared is not None and item.shared_key and isinstance(rows, np.ndarray):
+                self._shared.put(item.shared_key, rows.astype(self._dtype, copy=False))
 
     def _features(self, images: list[Image.Image]) -> Sequence[Rows]:
         if self._tiling is not None:
@@ -152,6 +176,7 @@ class EncodeStage:
         item: _New,
         rows: Rows,
         results: list[Encoded | RelayError | None],
+        is_cached: bool,
     ) -> None:
         """Puts one picture's features into a slot and lends it to all who wait for it."""
         try:
@@ -168,7 +193,7 @@ class EncodeStage:
             for place in item.places:
                 results[place] = InternalError(f"the embedding could not be stored: {type(error).__name__}")
             return
-        results[item.places[0]] = Encoded(self._store.commit(slot), is_cached=False)
+        results[item.places[0]] = Encoded(self._store.commit(slot), is_cached)
         for place in item.places[1:]:
             try:
                 handle = self._store.find(key)
@@ -180,3 +205,8 @@ class EncodeStage:
 
     def _reserve(self, key: bytes, shape: tuple[int, int]) -> Slot:
         return self._store.reserve(key, shape, "float16" if self._dtype == "float16" else "float32")
+
+
+def _pixels(image: Image.Image) -> bytes:
+    """All that says what a picture looks like."""
+    return f"{image.width}x{image.height}:".encode() + image.tobytes()

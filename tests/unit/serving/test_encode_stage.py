@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -238,3 +239,34 @@ def test_an_embedding_that_cannot_be_stored_fails_alone_and_its_slot_is_free(ben
     assert results == ["[INTERNAL] the embedding could not be stored: ValueError", (2.0, False)]
     bench.encoder.encode = encode  # type: ignore[method-assign]
     assert bench.run(grey(1), grey(3)) == [(1.0, False), (3.0, False)]
+
+
+class OtherServers:
+    """A shared cache in which another server has left some embeddings."""
+
+    is_up = True
+
+    def __init__(self) -> None:
+        self.kept: dict[bytes, npt.NDArray[np.generic]] = {}
+
+    def key(self, pixels: bytes) -> bytes:
+        return hashlib.blake2b(pixels).digest()
+
+    def get(self, keys: Sequence[bytes]) -> list[npt.NDArray[np.generic] | None]:
+        return [self.kept.get(key) for key in keys]
+
+    def put(self, key: bytes, rows: npt.NDArray[np.generic]) -> None:
+        self.kept[key] = rows.copy()
+
+
+def test_what_another_server_encoded_is_not_encoded_again(bench: Bench) -> None:
+    bench.stage._shared = others = OtherServers()  # type: ignore[assignment]
+    assert bench.run(grey(1)) == [(1.0, False)]
+    (rows,) = others.kept.values()
+    for value in range(2, SLOTS + 2):  # until the first is no longer in the store
+        bench.run(grey(value))
+
+    assert bench.run(grey(1), grey(9)) == [(1.0, True), (9.0, False)]
+    assert bench.encoder.batches[-1] == [9.0]
+    assert rows.dtype == bench.stage._dtype
+    assert bench.meter.counters["vlm_relay_shared_cache_hits_total"] == 1.0
