@@ -8,6 +8,7 @@ at the next look, one that no longer runs its threads after `STALE_S`.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import mmap
 import os
 import signal
@@ -21,6 +22,7 @@ from python_backend.transport.boot import PREFIX, SHARED_MEMORY, process_start
 
 BEAT_S = 0.25
 STALE_S = 20.0  # a busy machine was seen to hold a process for more than 5 s; a killed one is seen at once all the same
+STANDS_STILL_S = 5.0  # a process that cannot beat for so long writes into its log where its threads stand
 _BODY = struct.Struct("<QQQ")  # process id, its start time in clock ticks, last beat in ns on the monotonic clock
 
 
@@ -70,6 +72,8 @@ class Pulse:
                 self._on_orphaned()
                 return
             self._beat()
+            faulthandler.dump_traceback_later(STANDS_STILL_S)  # put off with every beat
+        faulthandler.cancel_dump_traceback_later()
 
 
 def is_beating(path: Path, now_s: float) -> bool:
