@@ -134,7 +134,6 @@ def profile_of(topology: Topology, layout: Layout, tuning: Tuning) -> Profile:
             devices=("auto",),
             dtype="bfloat16",
             max_sequences=tuning.max_sequences,
-            max_waiting=1024,
             step_tokens=max(tuning.step_tokens, tuning.max_sequences),
             step_limit_ms=tuning.step_limit_ms,
             kv_cache_mib=free_mib,

@@ -98,7 +98,7 @@ def helm_values(result: Result, topology: Topology, memory_gib: int, target_per_
     profile = profile_of(topology, result.layout, result.tuning)
     keys = {
         "encode": ("replicas", "max_batch"),
-        "decode": ("replicas", "max_sequences", "max_waiting", "step_tokens", "step_limit_ms"),
+        "decode": ("replicas", "max_sequences", "step_tokens", "step_limit_ms"),
         "schedule": ("policy", "hybrid"),
     }
     count = num_servers(result.mean_per_s, target_per_s)
