@@ -46,22 +46,29 @@ def look(question: Question, plan: Plan, rate_per_s: float, seed: int) -> Figure
 
 
 def find_goodput(
-    question: Question, plan: Plan, guess_per_s: float, seed: int, tolerance: float | None = None
+    question: Question,
+    plan: Plan,
+    guess_per_s: float,
+    seed: int,
+    tolerance: float | None = None,
+    step: float = 1.25,
 ) -> float:
-    """Requests per second, by bisection from a guess; 0 when the limits cannot be kept at any rate."""
+    """Requests per second, by bisection from a guess, which is trusted to about the factor `step`.
+
+    0 when the limits cannot be kept at any rate.
+    """
     tolerance = question.tolerance if tolerance is None else tolerance
 
     def keeps(rate_per_s: float) -> bool:
         return look(question, plan, rate_per_s, seed).attainment >= question.limits.attainment
 
     low = high = guess_per_s
-    step = 1.25
     if keeps(low):
         while keeps(high := low * step):
-            low, step = high, step * 1.2
+            low, step = high, step * step
     else:
         while not keeps(low := high / step):
-            high, step = low, step * 1.4
+            high, step = low, step * step
             if high < LOWEST_PER_S:
                 return 0.0
     while high / low > 1 + tolerance:
