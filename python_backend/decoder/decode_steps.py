@@ -150,9 +150,8 @@ class DecodeSteps:
 
     def _sync_tables(self, chunks: Sequence[Chunk]) -> None:
         """Brings the block tables up to date, row by row where they changed."""
+        padding, width = self._cache.padding_block, self._tables.shape[1]
         rows = [tuple(chunk.sequence.blocks) for chunk in chunks]
-        padding = self._cache.padding_block
-        width = self._tables.shape[1]
         changed = [
             index for index, row in enumerate(rows) if index >= len(self._tables_of) or self._tables_of[index] != row
         ]

@@ -63,7 +63,7 @@ class BucketedEncoder:
         except BaseException:
             self.close()
             raise
-        self._num_pixels = image_size
+        self._image_size = image_size
         if uses_graphs:
             for batch, program in self._programs.items():
                 self._add_replay(batch, program)
@@ -98,7 +98,7 @@ class BucketedEncoder:
 
     def _add_replay(self, batch: int, program: Program) -> None:
         """Records a batch size, and keeps the record if it computes what the program does."""
-        shape = (batch, 3, self._num_pixels, self._num_pixels)
+        shape = (batch, 3, self._image_size, self._image_size)
         images = [np.random.default_rng(seed).standard_normal(shape, dtype=np.float32) for seed in (1, 2)]
         wanted = [_features(program, pixels, program.run) for pixels in images]
         try:

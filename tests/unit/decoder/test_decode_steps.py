@@ -188,3 +188,18 @@ def test_a_gpu_that_is_too_small_is_refused_by_key(free: int, told: str | None) 
     with pytest.raises(MemoryRefused) as refused:
         check_fit("cuda:1", free * MIB, 50 * MIB, 40 * MIB, 10 * MIB)
     assert str(refused.value).endswith(told)
+
+
+@pytest.mark.parametrize("block_tokens", [4, 16])
+def test_an_answer_that_fills_the_context_ends_there(
+    start_engine: StartEngine, cases: list[Case], block_tokens: int
+) -> None:
+    answers = [
+        start_engine(runs_ahead=runs_ahead, context_tokens=64, block_tokens=block_tokens)
+        .submit(cases[0], max_tokens=200, ignore_eos=True)
+        .token_ids()
+        for runs_ahead in (False, True)
+    ]
+
+    assert answers[0] == answers[1]
+    assert len(cases[0].token_ids) + len(answers[0]) == 64
