@@ -8,7 +8,7 @@
 #   VLM_RELAY_HOST        address to listen on; default: 0.0.0.0
 set -eu
 
-profiles=/opt/vlm-relay/source/deploy/profiles
+profiles="$(cd "$(dirname "$0")/../deploy/profiles" && pwd)"
 
 fail() {
     echo "entrypoint: $1" >&2

@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int | str:
         for wheel in sorted(wheels.glob("*.whl")):
             is_server = wheel.name.startswith("nvidia_pytriton")
             unpack(wheel, site, given.python if is_server else None)
-        subprocess.run(["tar", "-C", str(site), "-I", "xz -6 -T2", "-cf", str(archive), "."], check=True)
+        subprocess.run(["tar", "-C", str(site), "-I", "xz -2 -T2", "-cf", str(archive), "."], check=True)
     size_mib = archive.stat().st_size / (1 << 20)
     print(f"{archive}: {size_mib:.1f} MiB")
     return 0 if size_mib <= LIMIT_MIB else f"{archive} is {size_mib:.0f} MiB; allowed: {LIMIT_MIB}"
