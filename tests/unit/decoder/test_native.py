@@ -216,6 +216,34 @@ def test_a_row_of_a_product_does_not_depend_on_its_neighbours(
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("kind", [NativeLinear, Int8Linear])
+def test_threads_share_the_work_and_change_nothing(
+    config: DecoderConfig, dtype: torch.dtype, kind: type[NativeLinear] | type[Int8Linear]
+) -> None:
+    library = load_library()
+    assert library is not None
+    linear, inputs = kind(library, random(1, 700, 256, dtype=dtype), None), random(2, 70, 256, dtype=dtype)
+    compiled, _ = pair(shaped(config, 6, 3, 32), dtype)
+    keys, values = random(3, 12, 3, BLOCK_TOKENS, 32, dtype=dtype), random(4, 12, 3, BLOCK_TOKENS, 32, dtype=dtype)
+    query, tables, lengths = random(5, 60, 6, 32, dtype=dtype), torch.arange(12)[None], torch.tensor([90])
+
+    def compute(num_threads: int) -> list[torch.Tensor]:
+        torch.set_num_threads(num_threads)
+        decoded = compiled.attend_decodes(query[:1].contiguous(), keys, values, tables, lengths)
+        prompted = compiled.attend_prompt(query, keys, values, tables[0], 20)
+        return [decoded, prompted, *(linear(inputs[:num_rows]) for num_rows in ROWS)]
+
+    try:
+        alone = compute(1)
+        for num_threads in (2, 3, 5):
+            for found, expected in zip(compute(num_threads), alone, strict=True):
+                assert torch.equal(found, expected)
+    finally:
+        torch.set_num_threads(1)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", TOLERANCES)
 def test_int8_products_are_those_of_the_rounded_values(dtype: torch.dtype) -> None:
     library = load_library()
     assert library is not None
