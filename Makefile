@@ -15,7 +15,7 @@ setup: $(STAMP) ## a virtual environment with all that is needed
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,gateway,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[server,gateway,tracing,dev]'
 	touch $(STAMP)
 
 demo: setup ## start the server, ask about demo/picture.jpg, print the streamed answer, stop

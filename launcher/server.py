@@ -23,6 +23,7 @@ from typing import IO
 
 from client.shared_memory import KEY_VARIABLE
 from launcher.restart import Restarter
+from launcher.tracing import trace_flags
 from launcher.triton import Keys, Ports, Triton, build_backend_folder, command, environment
 from python_backend.checkpoint import PROJECT_ROOT
 from python_backend.transport.janitor import remove_orphans
@@ -83,6 +84,7 @@ class Server:
     ) -> None:
         """Starts it. `files` are linked into the repository by their path in it."""
         keys = Keys(secrets.token_hex(16), variables.get(KEY_VARIABLE) or secrets.token_hex(16))
+        tracing = trace_flags(variables)
         self.plan = plan
         self.ports = ports
         self.folder = Path(tempfile.mkdtemp(prefix="vlm-relay-"))
@@ -97,7 +99,7 @@ class Server:
             (repository / path).symlink_to(file.resolve())
         backends = build_backend_folder(triton, self.folder / "backends")
         self._process = subprocess.Popen(
-            command(triton, repository, backends, ports, self.region, EXIT_TIMEOUT_S, keys),
+            command(triton, repository, backends, ports, self.region, EXIT_TIMEOUT_S, keys) + tracing,
             env=environment(triton, variables),
             cwd=PROJECT_ROOT,
             stdin=subprocess.DEVNULL,

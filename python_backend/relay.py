@@ -48,6 +48,8 @@ from python_backend.stream import (
     Stages,
     Stream,
 )
+from python_backend.timeline import Attribute, Timeline
+from python_backend.tracing import NoTracer, Tracer
 from scheduler.admission import WaitingRoom
 from scheduler.cost import IMAGE_TOKENS
 from scheduler.decision import Decision
@@ -82,12 +84,14 @@ class Relay:
         is_draining: Callable[[], bool] = lambda: False,
         chance: random.Random | None = None,
         gate_width: int = 16,
+        tracer: Tracer | None = None,
     ) -> None:
         self._stages = stages
         self._prompts = prompts
         self._limits = limits
         self._meter = meter
         self._clock = clock
+        self._tracer = tracer or NoTracer()
         self._is_draining = is_draining
         self._chance = chance or random.Random()
         self._placing = placing
@@ -108,10 +112,11 @@ class Relay:
         with self._lock:
             return len(self._serving) + len(self._room)
 
-    def accept(self, request: GenerateRequest, client: Client) -> None:
+    def accept(self, request: GenerateRequest, client: Client, trace: str = "") -> None:
         """Takes responsibility for a request: it will be ended, exactly once.
 
         A full house, a wait that would be too long, or a draining server ends it here, with `Overloaded`.
+        `trace` is a W3C traceparent.
         """
         now = self._clock()
         deadline_s = None if request.deadline_s is None else now + request.deadline_s
@@ -125,6 +130,8 @@ class Relay:
             progress_s=now,
             attempt=Attempt(1),
             gathered=Gathered(request.is_streaming),
+            timeline=Timeline(now),
+            trace=trace,
         )
         if self._is_draining():
             self._end(stream, Overloaded("the server is stopping and takes no new requests", 5.0))
@@ -240,11 +247,14 @@ class Relay:
             self._close_attempt(attempt, stream)
 
     def _run(self, stream: Stream, attempt: Attempt) -> None:
-        request = stream.request
+        request, began_s = stream.request, self._clock()
+        if attempt.number == 1:
+            stream.timeline.add("queue", stream.arrived_s, began_s, priority=request.priority)
         image_tokens = self._prompts.count_image_tokens(request.images)
         prompt = self._prompts.build(request.text, request.messages, image_tokens)
         place = self._place(stream, attempt, prompt, image_tokens)
         decision = place.decision
+        stream.timeline.add("decide", began_s, self._clock(), attempt=attempt.number, **_told(decision))
         self._tell(stream, attempt, Progress("placed", decision if request.returns.decision else None))
         self._encode(stream, attempt, place)
         if decision.encoders:
@@ -292,6 +302,7 @@ class Relay:
                 raise error
         stream.progress_s = self._clock()
         attempt.observed.encode_s = stream.progress_s - began_s
+        stream.timeline.add("encode", began_s, stream.progress_s, encoders=",".join(encoders))
         self._placing.note_encoded(place)
         slow = place.decision.warning(self._limits.encode_transfer_warn_ms, attempt.observed.encode_s)
         if slow is not None:
@@ -341,6 +352,8 @@ class Relay:
         began_s = self._clock()
         for chunk in self._stages.decode(decision.decoder, job):
             attempt.note_chunk(chunk, began_s, self._clock())
+            if chunk.finish_reason is not None:
+                stream.timeline.add_decoding(decision.decoder, began_s, self._clock(), chunk.times)
             total = replace(chunk, cumulative_logprob=logprob + chunk.cumulative_logprob)
             if not self._take(stream, attempt, prompt, total):
                 if chunk.finish_reason is None:  # ended by the watch, whose cancel may have come before the job
@@ -454,6 +467,9 @@ class Relay:
         with self._lock:
             self._serving.discard(stream)
         self._meter.add("vlm_relay_requests_total", labels={"outcome": outcome})
+        if stream.trace:
+            told: dict[str, Attribute] = {"request": stream.id, "outcome": outcome, "tokens": len(stream.token_ids)}
+            self._tracer.ended(stream.trace, stream.timeline, told)
         self._dispatch()
 
     # -- the watch ----------------------------------------------------------------------------------------
@@ -488,6 +504,12 @@ class Relay:
             gone += [stream for stream in serving if _is_gone(stream)]
             for stream in gone:
                 self._end(stream, Cancelled("the client cancelled the request or went away"))
+
+
+def _told(decision: Decision) -> dict[str, Attribute]:
+    """A decision as attributes of its span."""
+    told: dict[str, Attribute] = {"decoder": decision.decoder, "mode": decision.mode, "reason": decision.reason}
+    return told | ({"encoders": ",".join(decision.encoders)} if decision.encoders else {})
 
 
 def _is_gone(stream: Stream) -> bool:

@@ -12,6 +12,7 @@ from python_backend.errors import RelayError
 from python_backend.generate import GenerateRequest
 from python_backend.prompt import Prompt
 from python_backend.request import SamplingParameters
+from python_backend.timeline import Timeline
 from scheduler.decision import Decision
 from scheduler.ledger import Place
 
@@ -32,6 +33,7 @@ class Chunk:
     logprobs: tuple[Mapping[str, object], ...] = ()
     cumulative_logprob: float = 0.0
     transfer_s: float = 0.0  # on a last chunk: how long the embeddings were copied
+    times: Mapping[str, float] = field(default_factory=dict)  # on a last chunk: when the decoder did what
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,8 @@ class Stream:
     progress_s: float
     attempt: Attempt
     gathered: Gathered
+    timeline: Timeline
+    trace: str = ""  # the context of its trace; empty: it has none
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_ended: bool = False
     token_ids: list[int] = field(default_factory=list)  # of the answer so far, whoever gave them

@@ -20,12 +20,16 @@ from client.gateway.settings import Settings
 
 OK, FAILED, USAGE = 0, 1, 2
 API_KEYS = "VLM_RELAY_API_KEYS"
+COLLECTOR = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Give `parser` the arguments of `gateway`."""
     parser.description = "Serve OpenAI's HTTP interface, and a page, in front of a running vlm-relay server."
-    parser.epilog = f"API keys, if any, are read from the environment: {API_KEYS}=key1,key2"
+    parser.epilog = (
+        f"API keys, if any, are read from the environment: {API_KEYS}=key1,key2; so is the collector of traces: "
+        f"{COLLECTOR}=http://host:4318"
+    )
     parser.add_argument("--url", default=DEFAULT_ADDRESS, help="host:port of the server's gRPC port (%(default)s)")
     parser.add_argument(
         "--metrics-url", metavar="URL", help="Triton's metrics for the live panel, http://host:port/metrics"
@@ -91,6 +95,7 @@ def settings_from(
         allows_private_image_hosts=arguments.private_image_hosts,
         image_timeout_s=arguments.image_timeout_s,
         metrics_url=metrics_url,
+        is_traced=bool(variables.get(COLLECTOR)),
     )
 
 

@@ -27,6 +27,7 @@ from client.gateway.question import Question, addresses_in, question_from_chat, 
 from client.gateway.record import Record
 from client.gateway.response import AnswerResponse
 from client.gateway.settings import Settings
+from client.gateway.tracing import ExportedTraces, NoTraces, Traces
 from client.gateway.watching import EventsResponse
 from client.gateway.wording import ChatWording, TextWording, Wording
 from client.relay_async import AsyncRelayClient
@@ -60,6 +61,7 @@ class Gateway:
         self.fetcher = ImageFetcher(settings)
         self.client = AsyncRelayClient(settings.url, model=settings.model, clock=clock)
         self.canary = Canary(self.client, settings.health_cache_s, settings.health_timeout_s, clock)
+        self.traces: Traces = ExportedTraces() if settings.is_traced else NoTraces()
         self._clock = clock
         self._wall_clock = wall_clock
         self.started = int(wall_clock())
@@ -80,14 +82,20 @@ class Gateway:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
             await self.client.close()
+            await asyncio.to_thread(self.traces.close)
 
     def answer(self, request: Request, question: Question, words: type[ChatWording] | type[TextWording]) -> Response:
         """The response that asks the server and passes its answer on."""
         request_id: str = request.state.request_id
         options = question.options
         options["request_id"] = request_id
-        options["traceparent"] = request.state.traceparent
-        record = Record(request_id, question, self.metrics, self.events, self._clock)
+        span = self.traces.begin(
+            f"POST {request.url.path}",
+            request.state.traceparent,
+            {"vlm_relay.request_id": request_id, "vlm_relay.images": len(question.images)},
+        )
+        options["traceparent"] = span.traceparent
+        record = Record(request_id, question, self.metrics, self.events, self._clock, span)
         stream = self.client.stream(
             question.text,
             messages=question.messages,

@@ -11,6 +11,7 @@ from client.gateway.events import Events
 from client.gateway.failure import Failure
 from client.gateway.metrics import GatewayMetrics
 from client.gateway.question import Question
+from client.gateway.tracing import CompletionSpan
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +24,13 @@ class Record:
     _serials = itertools.count(1)
 
     def __init__(
-        self, request_id: str, question: Question, metrics: GatewayMetrics, events: Events, clock: Callable[[], float]
+        self,
+        request_id: str,
+        question: Question,
+        metrics: GatewayMetrics,
+        events: Events,
+        clock: Callable[[], float],
+        span: CompletionSpan,
     ) -> None:
         self._key = f"{next(Record._serials)}"  # clients may use a request id twice
         self._request_id = request_id
@@ -31,6 +38,7 @@ class Record:
         self._metrics = metrics
         self._events = events
         self._clock = clock
+        self._span = span
         self._began_s = clock()
         self._told_s = self._began_s
         self._first_s: float | None = None
@@ -48,6 +56,7 @@ class Record:
         """The first token has come."""
         self._first_s = self._clock()
         self._metrics.ttft_s.observe(self._first_s - self._began_s)
+        self._span.note("first token")
         self._tell("answering", answer)
 
     @property
@@ -75,6 +84,8 @@ class Record:
             state = "answered"
             self._metrics.request_s.observe(total_s)
         self._tell(state, answer, failure)
+        told = {"vlm_relay.tokens_in": answer.num_input_tokens, "vlm_relay.tokens_out": answer.num_output_tokens}
+        self._span.end({"vlm_relay.state": state, **told}, None if failure is None else failure.message)
         logger.info(
             "%s %s in %.3f s, %d tokens in, %d out, first after %s",
             self._request_id,

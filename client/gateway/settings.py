@@ -41,6 +41,7 @@ class Settings:
     image_timeout_s: float = 10.0  # for one image, redirects and all
     metrics_url: str | None = None  # Triton's metrics, for the live panel
     gauges_every_s: float = 1.0
+    is_traced: bool = False  # spans go to the collector that the environment names
     pipeline: Pipeline | None = None  # what the live panel draws; None: what the gauges and decisions name
 
     def __post_init__(self) -> None:

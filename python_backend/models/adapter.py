@@ -99,6 +99,12 @@ def parameters(request: Any) -> dict[str, Any]:
     return dict(json.loads(request.parameters() or "{}"))
 
 
+def trace_of(request: Any) -> str:
+    """The context of a request's trace, a W3C traceparent; empty: Triton does not trace it."""
+    context = request.trace().get_context()
+    return str(json.loads(context).get("traceparent", "")) if context else ""
+
+
 def text_tensor(name: str, *values: str | bytes, shape: tuple[int, ...] | None = None) -> Any:
     """A BYTES tensor, of shape (number of values,) unless told otherwise."""
     data = [value.encode() if isinstance(value, str) else value for value in values]

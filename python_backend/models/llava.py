@@ -13,7 +13,7 @@ from python_backend.checkpoint import resolve
 from python_backend.errors import InternalError, RelayError
 from python_backend.generate import GenerateRequest, RequestLimits, parse_generate
 from python_backend.images import ImageLimits
-from python_backend.models.adapter import failure, open_site, parameters, tensors, text_tensor
+from python_backend.models.adapter import failure, open_site, parameters, tensors, text_tensor, trace_of
 from python_backend.models.metrics import TritonMeter
 from python_backend.models.stages import BlsStages, now_s
 from python_backend.placing import Placing
@@ -22,6 +22,7 @@ from python_backend.pulse import Pulse, is_beating, pulse_path
 from python_backend.relay import Relay
 from python_backend.stream import Progress, Reply
 from python_backend.supervisor import PulseWatch
+from python_backend.tracing import SpanExporter
 from scheduler.cost import Costs, read_costs
 from scheduler.plan import DRAIN_FILE, Plan
 from scheduler.profile import LimitsTable
@@ -45,6 +46,7 @@ class TritonPythonModel:
         for replica in (*plan.encoders, *plan.decoders):
             for name in ("vlm_relay_deaths_total", "vlm_relay_recoveries_total"):
                 self._meter.add(name, 0.0, {"replica": replica.name})
+        self._tracer = SpanExporter("vlm-relay-scheduler")
         self._relay = Relay(
             stages=BlsStages(site),
             prompts=PromptBuilder(site.facts),
@@ -53,6 +55,7 @@ class TritonPythonModel:
             meter=self._meter,
             clock=now_s,
             is_draining=drain_file.exists,
+            tracer=self._tracer,
             gate_width=2 * plan.encode.max_batch,
         )
         self._pulse = Pulse(pulse_path(site.boot.id, site.model))
@@ -75,7 +78,7 @@ class TritonPythonModel:
             client = ResponseSender(request.get_response_sender())
             try:
                 parsed = parse_generate(tensors(request), parameters(request), self._limits)
-                self._relay.accept(parsed, client)
+                self._relay.accept(parsed, client, trace_of(request))
             except RelayError as error:
                 self._refuse(client, error)
             except Exception as error:
@@ -87,6 +90,7 @@ class TritonPythonModel:
         self._pulse_watch.close()
         self._pulse.close()
         self._relay.close()
+        self._tracer.close()
         self._meter.close()
         logger.info("closed")
 

@@ -98,6 +98,7 @@ class TritonPythonModel:
         transfer = {
             "transfer_s": time.monotonic() - began_s if images else 0.0,
             "transfer_bytes": sum(image.features.nbytes for image in images),
+            "landed_s": time.monotonic(),
         }
         job = DecodeRequest(
             request_id=bytes(inputs["request_id"][0]).decode(errors="replace"),
@@ -245,9 +246,16 @@ def _send(sender: Any, deltas: list[Delta], transfer: Mapping[str, float]) -> No
             "cumulative_logprob": last.cumulative_logprob,
             "logprobs": logprobs,
             **transfer,
+            "times": _times(last, transfer["landed_s"]),
         }
         outputs.append(text_tensor("report", json.dumps(report)))
     sender.send(pb_utils.InferenceResponse(outputs), flags=FINAL if last.is_final else 0)
+
+
+def _times(delta: Delta, landed_s: float) -> dict[str, float]:
+    """When the request's embeddings were in place, its first step began, and its first token came."""
+    told = {"landed_s": landed_s, "started_s": delta.times.started_s, "first_token_s": delta.times.first_token_s}
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def refuse(sender: Any, error: RelayError) -> None:
