@@ -37,6 +37,18 @@ class Metric:
 def _llava() -> tuple[Metric, ...]:
     return (
         Metric("llava", "vlm_relay_requests_total", "counter", "Requests ended, by outcome", ("outcome",)),
+        Metric("llava", "vlm_relay_admitted_total", "counter", "Requests that were let in"),
+        Metric("llava", "vlm_relay_rejected_total", "counter", "Requests that were not let in", ("reason",)),
+        Metric("llava", "vlm_relay_queue_seconds", "histogram", "Arrival to a place", ("priority",), _SECONDS),
+        Metric("llava", "vlm_relay_pending_images", "gauge", "Images placed and not yet encoded", ("replica",)),
+        Metric("llava", "vlm_relay_pending_tokens", "gauge", "Tokens placed and not yet computed", ("replica",)),
+        Metric(
+            "llava",
+            "vlm_relay_transferred_bytes_total",
+            "counter",
+            "Embeddings taken by a decoder",
+            ("encoder", "decoder"),
+        ),
         Metric("llava", "vlm_relay_in_flight_requests", "gauge", "Requests being served"),
         Metric("llava", "vlm_relay_waiting_requests", "gauge", "Requests admitted and waiting for a place"),
         Metric("llava", "vlm_relay_decisions_total", "counter", "Placements", ("mode", "reason")),
@@ -80,6 +92,7 @@ def _llava_decoder() -> tuple[Metric, ...]:
         Metric(stage, "vlm_relay_prompt_tokens_total", "counter", "Prompt tokens taken in, image tokens among them"),
         Metric(stage, "vlm_relay_cached_prompt_tokens_total", "counter", "Prompt tokens found in the prefix cache"),
         Metric(stage, "vlm_relay_preemptions_total", "counter", "Sequences put back for want of KV blocks"),
+        Metric(stage, "vlm_relay_transfer_seconds", "histogram", "Taking in a request's embeddings", (), _COPIES),
         Metric(
             stage,
             "vlm_relay_decode_wait_seconds",

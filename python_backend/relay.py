@@ -134,6 +134,7 @@ class Relay:
             trace=trace,
         )
         if self._is_draining():
+            self._meter.add("vlm_relay_rejected_total", labels={"reason": "draining"})
             self._end(stream, Overloaded("the server is stopping and takes no new requests", 5.0))
             return
         with self._lock:
@@ -141,8 +142,10 @@ class Relay:
             if refusal is None:
                 self._room.enter(stream, request.priority, deadline_s, now)
         if refusal is not None:
+            self._meter.add("vlm_relay_rejected_total", labels={"reason": "full"})
             self._end(stream, refusal)
             return
+        self._meter.add("vlm_relay_admitted_total")
         self._dispatch()
 
     def _refusal(self, request: GenerateRequest, now_s: float) -> Overloaded | None:
@@ -250,6 +253,8 @@ class Relay:
         request, began_s = stream.request, self._clock()
         if attempt.number == 1:
             stream.timeline.add("queue", stream.arrived_s, began_s, priority=request.priority)
+            labels = {"priority": _urgency(request.priority)}
+            self._meter.observe("vlm_relay_queue_seconds", began_s - stream.arrived_s, labels)
         image_tokens = self._prompts.count_image_tokens(request.images)
         prompt = self._prompts.build(request.text, request.messages, image_tokens)
         place = self._place(stream, attempt, prompt, image_tokens)
@@ -276,7 +281,11 @@ class Relay:
         of_each = sum(image_tokens) // num_images if num_images else IMAGE_TOKENS
         prefixes = prefix_keys(prompt.token_ids, self._prompts.image_token_id, keys, image_tokens)
         shape = RequestShape(num_images, prompt.num_tokens, max_tokens, of_each, keys)
-        attempt.place = place = self._placing.take(shape, prefixes)
+        try:
+            attempt.place = place = self._placing.take(shape, prefixes)
+        except Overloaded:
+            self._meter.add("vlm_relay_rejected_total", labels={"reason": "stages"})
+            raise
         self._note_arrived(attempt)
         labels = {"mode": place.decision.mode, "reason": place.decision.reason_kind}
         self._meter.add("vlm_relay_decisions_total", labels=labels)
@@ -354,12 +363,20 @@ class Relay:
             attempt.note_chunk(chunk, began_s, self._clock())
             if chunk.finish_reason is not None:
                 stream.timeline.add_decoding(decision.decoder, began_s, self._clock(), chunk.times)
+                self._count_bytes(decision, chunk)
             total = replace(chunk, cumulative_logprob=logprob + chunk.cumulative_logprob)
             if not self._take(stream, attempt, prompt, total):
                 if chunk.finish_reason is None:  # ended by the watch, whose cancel may have come before the job
                     self._cancel(decision.decoder, job.request_id)
                 return
         raise PeerGone(f"{decision.decoder} ended the stream without finishing the answer; retry")
+
+    def _count_bytes(self, decision: Decision, chunk: Chunk) -> None:
+        """Counts the embeddings that a decoder took from each encoder; images are all of about one size."""
+        for encoder in decision.encoders if chunk.transfer_bytes else ():
+            num_bytes = chunk.transfer_bytes / len(decision.encoders)
+            labels = {"encoder": encoder, "decoder": decision.decoder}
+            self._meter.add("vlm_relay_transferred_bytes_total", num_bytes, labels)
 
     def _wait_on(self, attempt: Attempt, *replicas: str) -> None:
         """Notes whom an attempt waits for; fails when that one died since it was chosen."""
@@ -504,6 +521,11 @@ class Relay:
             gone += [stream for stream in serving if _is_gone(stream)]
             for stream in gone:
                 self._end(stream, Cancelled("the client cancelled the request or went away"))
+
+
+def _urgency(priority: int) -> str:
+    """A priority as one of three labels: smaller is more urgent, 0 is what clients send who do not care."""
+    return "normal" if priority == 0 else "urgent" if priority < 0 else "patient"
 
 
 def _told(decision: Decision) -> dict[str, Attribute]:

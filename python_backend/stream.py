@@ -33,6 +33,7 @@ class Chunk:
     logprobs: tuple[Mapping[str, object], ...] = ()
     cumulative_logprob: float = 0.0
     transfer_s: float = 0.0  # on a last chunk: how long the embeddings were copied
+    transfer_bytes: int = 0  # the same: how much
     times: Mapping[str, float] = field(default_factory=dict)  # on a last chunk: when the decoder did what
 
 

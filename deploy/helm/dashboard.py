@@ -92,6 +92,27 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
     ),
     "Scheduler": (
+        Panel(
+            "Let in and rejected",
+            "reqps",
+            (
+                ("let in", per_s("vlm_relay_admitted_total")),
+                ("{{reason}}", per_s("vlm_relay_rejected_total", "reason")),
+            ),
+        ),
+        Panel(
+            "Wait for a place, p90",
+            "s",
+            (("{{priority}}", f"histogram_quantile(0.9, {per_s('vlm_relay_queue_seconds_bucket', 'le, priority')})"),),
+        ),
+        Panel(
+            "Work before each replica",
+            "short",
+            (
+                ("images {{replica}}", now("vlm_relay_pending_images", "replica")),
+                ("tokens {{replica}}", now("vlm_relay_pending_tokens", "replica")),
+            ),
+        ),
         Panel("Decisions, by mode", "reqps", (("{{mode}}", per_s("vlm_relay_decisions_total", "mode")),)),
         Panel("Decisions, by reason", "reqps", (("{{reason}}", per_s("vlm_relay_decisions_total", "reason")),)),
         Panel(
@@ -122,6 +143,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
             "Leases near the slots mean: decoders do not keep up, or slots are too few.",
         ),
+        Panel(
+            "Bytes per link",
+            "Bps",
+            (("{{encoder}} to {{decoder}}", per_s("vlm_relay_transferred_bytes_total", "encoder, decoder")),),
+        ),
+        Panel("Taking in embeddings", "s", quantiles("vlm_relay_transfer_seconds")),
         Panel("Embeddings given up", "reqps", (("evictions", per_s("vlm_relay_embedding_evictions_total")),)),
     ),
     "Decoders": (

@@ -46,11 +46,14 @@ class TritonPythonModel:
         for replica in (*plan.encoders, *plan.decoders):
             for name in ("vlm_relay_deaths_total", "vlm_relay_recoveries_total"):
                 self._meter.add(name, 0.0, {"replica": replica.name})
+        for reason in ("full", "stages", "draining", "invalid"):
+            self._meter.add("vlm_relay_rejected_total", 0.0, {"reason": reason})
         self._tracer = SpanExporter("vlm-relay-scheduler")
+        self._placing = Placing(Router(plan, _costs(plan)))
         self._relay = Relay(
             stages=BlsStages(site),
             prompts=PromptBuilder(site.facts),
-            placing=Placing(Router(plan, _costs(plan))),
+            placing=self._placing,
             limits=plan.limits,
             meter=self._meter,
             clock=now_s,
@@ -58,6 +61,7 @@ class TritonPythonModel:
             tracer=self._tracer,
             gate_width=2 * plan.encode.max_batch,
         )
+        self._meter.poll(self._report)
         self._pulse = Pulse(pulse_path(site.boot.id, site.model))
         self._pulse_watch = PulseWatch(
             replicas=[replica.name for replica in (*plan.encoders, *plan.decoders)],
@@ -94,10 +98,19 @@ class TritonPythonModel:
         self._meter.close()
         logger.info("closed")
 
+    def _report(self) -> None:
+        """Tells what each replica has before it, as the scheduler sees it."""
+        loads = self._placing.loads
+        for name, encoder in loads.encoders.items():
+            self._meter.set("vlm_relay_pending_images", encoder.pending_images, {"replica": name})
+        for name, decoder in loads.decoders.items():
+            self._meter.set("vlm_relay_pending_tokens", decoder.pending_tokens, {"replica": name})
+
     def _refuse(self, client: ResponseSender, error: RelayError) -> None:
         client.fail(error)
         logger.info("refused: %s", error)
         self._meter.add("vlm_relay_requests_total", labels={"outcome": error.code})
+        self._meter.add("vlm_relay_rejected_total", labels={"reason": "invalid"})
 
 
 class ResponseSender:

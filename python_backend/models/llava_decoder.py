@@ -100,6 +100,8 @@ class TritonPythonModel:
             "transfer_bytes": sum(image.features.nbytes for image in images),
             "landed_s": time.monotonic(),
         }
+        if images:
+            self._meter.observe("vlm_relay_transfer_seconds", transfer["transfer_s"])
         job = DecodeRequest(
             request_id=bytes(inputs["request_id"][0]).decode(errors="replace"),
             token_ids=tuple(inputs["token_ids"].tolist()),

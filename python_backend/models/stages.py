@@ -144,6 +144,7 @@ def _chunk(outputs: dict[str, Any]) -> Chunk:
         logprobs=tuple(report.get("logprobs", ())),
         cumulative_logprob=float(report.get("cumulative_logprob", 0.0)),
         transfer_s=float(report.get("transfer_s", 0.0)),
+        transfer_bytes=int(report.get("transfer_bytes", 0)),
         times=report.get("times", {}),
     )
 

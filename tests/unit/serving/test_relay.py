@@ -342,9 +342,11 @@ def test_outcomes_are_counted(world: World) -> None:
     settle()
 
     assert world.meter.counters == {
+        "vlm_relay_admitted_total": 2.0,
         "vlm_relay_decisions_total mode=split reason=only": 2.0,
         "vlm_relay_requests_total outcome=ok": 1.0,
         "vlm_relay_requests_total outcome=INVALID_ARGUMENT": 1.0,
     }
-    assert world.meter.observed == ["vlm_relay_ttft_seconds", "vlm_relay_request_seconds"]
+    queued = "vlm_relay_queue_seconds"
+    assert world.meter.observed == [queued, "vlm_relay_ttft_seconds", "vlm_relay_request_seconds", queued]
     assert world.meter.gauges == {"vlm_relay_in_flight_requests": 0, "vlm_relay_waiting_requests": 0}
