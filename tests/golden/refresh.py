@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from scheduler.deployment import read_topology
@@ -55,6 +57,7 @@ def main() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
     write(plan_of("cpu"), REPOSITORY, REPOSITORY)
+    subprocess.run([sys.executable, "deploy/helm/values.py"], check=True)  # the chart's schema has the profile's keys
 
 
 if __name__ == "__main__":
