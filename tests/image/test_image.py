@@ -68,7 +68,6 @@ def test_a_stranger_on_a_read_only_root_answers_and_drains_on_sigterm(served: tu
         assert client.ask(QUESTION, images=[str(PICTURE)]).text.strip()
         wanted = client.ask(QUESTION, images=[str(PICTURE)], **options).text
         pieces: list[str] = []
-        refused: list[str] = []
         with client.stream(QUESTION, images=[str(PICTURE)], **options) as stream:
             for chunk in stream:
                 pieces.append(chunk.text)
@@ -77,7 +76,6 @@ def test_a_stranger_on_a_read_only_root_answers_and_drains_on_sigterm(served: tu
                     stopping.start()
                     time.sleep(0.2)
     stopping.join(STOP_S)
-    assert refused == []
     assert "".join(pieces) == wanted  # the stream that ran lost nothing
     assert state(name) == {"status": "exited", "exit_code": 0}, logs(name)
     assert "some requests did not finish" not in logs(name)
