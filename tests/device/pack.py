@@ -24,7 +24,15 @@ PACKAGES = (
     *("typing-inspection==0.4.5", "tritonclient==2.73.0", "python-rapidjson==1.25"),
 )
 SERVER = "nvidia-pytriton==0.7.0"
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x86_64", "any")
+PLATFORMS = (
+    "manylinux_2_28_x86_64",
+    "manylinux_2_27_x86_64",
+    "manylinux2014_x86_64",
+    "manylinux_2_17_x86_64",
+    "manylinux_2_35_x86_64",
+    "manylinux_2_24_x86_64",
+    "any",
+)
 LIMIT_MIB = 52
 
 
@@ -44,7 +52,7 @@ def main(argv: list[str] | None = None) -> int | str:
         for wheel in sorted(wheels.glob("*.whl")):
             is_server = wheel.name.startswith("nvidia_pytriton")
             unpack(wheel, site, given.python if is_server else None)
-        subprocess.run(["tar", "-C", str(site), "-I", "xz -2 -T2", "-cf", str(archive), "."], check=True)
+        subprocess.run(["tar", "-C", str(site), "-I", "xz -6 -T2", "-cf", str(archive), "."], check=True)
     size_mib = archive.stat().st_size / (1 << 20)
     print(f"{archive}: {size_mib:.1f} MiB")
     return 0 if size_mib <= LIMIT_MIB else f"{archive} is {size_mib:.0f} MiB; allowed: {LIMIT_MIB}"
@@ -76,6 +84,8 @@ def is_wanted(name: str, python: str) -> bool:
         if inside.startswith(stubs):
             return inside.startswith(f"{stubs}{python}/")
         return inside.startswith(("bin/tritonserver", "backends/python/", "lib/", "external_libs/"))
+    if "libpython3" in name:  # each stub's own interpreter
+        return f".{python.partition('.')[2]}.so" in name
     return name.startswith(("nvidia_pytriton.libs/", "nvidia_pytriton-")) or name == "pytriton/__init__.py"
 
 

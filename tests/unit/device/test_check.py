@@ -92,3 +92,8 @@ def test_everything_runs_unless_told_otherwise(tmp_path: Path) -> None:
 )
 def test_only_what_serves_is_packed(name: str, wanted: bool) -> None:
     assert is_wanted(name, "3.12") == wanted
+
+
+@pytest.mark.parametrize(("python", "wanted"), [("3.13", True), ("3.12", False)])
+def test_another_pythons_library_stays_behind(python: str, wanted: bool) -> None:
+    assert is_wanted("nvidia_pytriton.libs/libpython3-419a3a08.13.so.1.0", python) == wanted
