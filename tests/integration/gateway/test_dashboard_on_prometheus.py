@@ -94,9 +94,9 @@ def prometheus(
 
 
 def _load(address: str, url: str, number: int, until: float) -> None:
-    with RelayClient(address) as client, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as other:
+    with RelayClient(address) as client, openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=60) as other:
         while time.monotonic() < until:
-            client.ask(QUESTION, images=[PICTURE] if number % 2 else (), max_tokens=16, ignore_eos=True)
+            client.ask(QUESTION, images=[PICTURE] if number % 2 else (), max_tokens=16, ignore_eos=True, deadline_s=60)
             other.chat.completions.create(
                 model="llava", messages=[{"role": "user", "content": "Who are you?"}], max_tokens=8
             )
