@@ -57,7 +57,7 @@ def build_image() -> None:
     """The shipped Dockerfile on the stand-in base, with PyPI's server."""
     places = [place for place in PIP_PLACES if Path(place).exists()]
     mounts = [word for place in places for word in ("--volume", f"{place}:{place}:ro")]
-    arguments = ["--build-arg", f"BASE={BASE}", "--build-arg", "EXTRAS=server,gateway"]
+    arguments = ["--build-arg", f"BASE={BASE}", "--build-arg", "EXTRAS=server,gateway,tracing"]
     options = ["--isolation", "chroot", "--network", "host", "--file", "docker/Dockerfile", "--tag", IMAGE]
     command = ["buildah", *_storage(), "bud", "--quiet", *options, *arguments, *mounts, str(ROOT)]
     run(command, 1500)
