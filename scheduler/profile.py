@@ -99,6 +99,7 @@ class DecodeTable(Table):
     devices: Devices = ("cpu",)  # as in [encode]
     cpus: CpuLists = ()
     threads: Positive = 2  # per replica
+    engine: Literal["own", "vllm"] = "own"  # vllm: where it is installed in the server's environment
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     weights: Literal["plain", "int8"] = "plain"  # int8: half of bfloat16's memory traffic, rounded; on a CPU
     max_sequences: Positive = 32  # decoded together in one step

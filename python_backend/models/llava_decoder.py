@@ -18,7 +18,9 @@ from python_backend.checkpoint import resolve
 from python_backend.decoder.engine import Engine
 from python_backend.decoder.landing import make_landing
 from python_backend.decoder.options import EngineOptions, EngineStatus
+from python_backend.decoder.protocol import DecodingEngine
 from python_backend.decoder.sequence import DecodeRequest, Delta, ImageEmbedding, RankedToken, TokenLogprob
+from python_backend.decoder.vllm_engine import VllmEngine
 from python_backend.errors import InternalError, InvalidRequest, RelayError
 from python_backend.metrics import Meter
 from python_backend.models.adapter import open_site, tensors, text_tensor
@@ -46,7 +48,8 @@ class TritonPythonModel:
         device = site.replica.device
         self._landing = make_landing(device, self._note_copy)
         options = _options(site.plan.decode, device)
-        self._engine = Engine.load(resolve(site.plan.checkpoint), options, time.monotonic)
+        load = VllmEngine.load if site.plan.decode.engine == "vllm" else Engine.load
+        self._engine: DecodingEngine = load(resolve(site.plan.checkpoint), options, time.monotonic)
         # Of this thread, the one of `execute`; the engine's has its own. What is computed here is small, and on a
         # busy machine waking a team of threads for it took 25 to 45 ms of each request with an image.
         torch.set_num_threads(1)
