@@ -117,7 +117,8 @@ def prints_or_reads_the_environment(path: Path) -> Iterator[str]:
 
 
 def test_only_commands_print_and_read_the_environment() -> None:
-    paths = [path for path in modules(*PACKAGES) if path.name != "__main__.py"]
+    # vLLM can be set up by environment variables only, so the one module that loads it writes some.
+    paths = [path for path in modules(*PACKAGES) if path.name not in ("__main__.py", "vllm_engine.py")]
 
     assert [where for path in paths for where in prints_or_reads_the_environment(path)] == []
 
