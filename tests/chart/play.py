@@ -81,6 +81,7 @@ def _for_podman(text: str, shared_memory: Path) -> tuple[list[Manifest], Manifes
     objects.remove(deployment)
     spec = deployment["spec"]["template"]["spec"]
     spec["hostNetwork"] = True
+    spec["restartPolicy"] = "OnFailure"  # podman starts an init container that has ended again, too
     # As a kubelet does: at each start of the pod. Those that run once are removed before they have ended (4.3).
     annotations = {"io.podman.annotations.init.container.type": "always"}
     labels = deployment["spec"]["template"]["metadata"]["labels"]
