@@ -25,7 +25,6 @@ from client import RelayClient, RelayClientError
 from client.errors import Overloaded
 from launcher.server import PortBusy, Server
 from python_backend.pulse import is_beating, pulse_path
-from python_backend.transport.boot import identity
 from scheduler.plan import FRONT, Plan
 
 logger = logging.getLogger(__name__)
@@ -91,12 +90,11 @@ def missing_stage(plan: Plan, is_alive: Callable[[str], bool]) -> str | None:
 
 def health_of(server: Server) -> Health:
     """The health of a running server."""
-    boot_id = identity(server.pid)
     address = f"{server.ports.near_host}:{server.ports.grpc}"
     picture = grey_picture()
     return Health(
         missing=lambda: missing_stage(
-            server.plan, lambda name: is_beating(pulse_path(boot_id, name), time.monotonic())
+            server.plan, lambda name: is_beating(pulse_path(server.boot_id, name), time.monotonic())
         ),
         ask=lambda: _ask(address, picture),
         clock=time.monotonic,

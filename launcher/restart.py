@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable
 from launcher.triton import CONTROL_HEADER, Ports
 from python_backend.pulse import end_process, is_beating, pulse_path
 from python_backend.supervisor import PulseWatch
-from python_backend.transport.boot import identity
-from scheduler.plan import FRONT
 
 logger = logging.getLogger(__name__)
 
@@ -28,21 +26,20 @@ class RestartFailed(RuntimeError):
 
 
 class Restarter:
-    """Unloads and loads models of one server whose pulse stops, until they are back or it is closed.
+    """Unloads and loads stages of one server whose pulse stops, until they are back or it is closed.
 
     Requests that hang in the dead process hang on in Triton; the scheduler has answered their clients.
     """
 
-    def __init__(self, server_pid: int, ports: Ports, control_key: str, models: Iterable[str]) -> None:
-        self._boot_id = identity(server_pid)
+    def __init__(self, boot_id: str, ports: Ports, control_key: str, models: Iterable[str]) -> None:
+        self._boot_id = boot_id
         self._ports = ports
         self._control_key = control_key
-        self._models = list(models)
         self._lock = threading.Lock()
         self._restarting: set[str] = set()
         self._is_closed = threading.Event()
         self._watch = PulseWatch(
-            self._models,
+            models,
             is_alive=self._is_alive,
             on_death=self._begin,
             on_return=lambda name: None,
@@ -54,34 +51,30 @@ class Restarter:
         self._watch.close()
 
     def _begin(self, model: str) -> None:
-        # What a stage sends to a scheduler that died blocks its sender for ever, so all stages begin anew with it.
-        models = self._models if model == FRONT else [model]
         with self._lock:
             if model in self._restarting:  # it was ended by the restart that is under way
                 return
-            self._restarting.update(models)
-        threading.Thread(target=self._restart, args=(models,), name=f"restart {model}", daemon=True).start()
+            self._restarting.add(model)
+        threading.Thread(target=self._restart, args=(model,), name=f"restart {model}", daemon=True).start()
 
-    def _restart(self, models: list[str]) -> None:
-        while models and not self._is_closed.is_set():
+    def _restart(self, model: str) -> None:
+        while not self._is_closed.is_set():
             retry(
-                functools.partial(self._reload, models),
+                functools.partial(self._reload, model),
                 is_over=self._is_closed.is_set,
                 pause=self._is_closed.wait,
-                what=f"{', '.join(models)} could not be restarted",
+                what=f"{model} could not be restarted",
             )
             self._is_closed.wait(SETTLE_S)
-            with self._lock:  # one that died again meanwhile was not reported to anybody else
-                alive = [name for name in models if self._is_alive(name)]
-                self._restarting.difference_update(alive)
-            models = [name for name in models if name not in alive]
+            with self._lock:  # if it died again meanwhile, that was not reported to anybody else
+                if self._is_alive(model):
+                    self._restarting.discard(model)
+                    return
 
-    def _reload(self, models: list[str]) -> None:
-        for name in models:
-            end_process(pulse_path(self._boot_id, name))
-            self._control(name, "unload")
-        for name in models:
-            self._control(name, "load")
+    def _reload(self, model: str) -> None:
+        end_process(pulse_path(self._boot_id, model))
+        self._control(model, "unload")
+        self._control(model, "load")
 
     def _is_alive(self, name: str) -> bool:
         return is_beating(pulse_path(self._boot_id, name), time.monotonic())

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import functools
 import http.client
 import logging
 import os
 import re
 import secrets
 import shutil
-import signal
 import socket
-import subprocess
 import tempfile
-import threading
 import time
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
 from client.shared_memory import KEY_VARIABLE
+from launcher.guard import Guard
+from launcher.process import TritonProcess
 from launcher.restart import Restarter
 from launcher.tracing import trace_flags
 from launcher.triton import Keys, Ports, Triton, build_backend_folder, command, environment
 from python_backend.checkpoint import PROJECT_ROOT
+from python_backend.pulse import is_beating, pulse_path
+from python_backend.transport.boot import identity
 from python_backend.transport.janitor import remove_orphans
-from scheduler.plan import DRAIN_FILE, Plan
+from scheduler.plan import DRAIN_FILE, FRONT, Plan
 from scheduler.render import write
 
 logger = logging.getLogger(__name__)
@@ -88,8 +88,6 @@ class Server:
         self.plan = plan
         self.ports = ports
         self.folder = Path(tempfile.mkdtemp(prefix="vlm-relay-"))
-        self._log = log
-        self._tail: deque[str] = deque(maxlen=200)
         self.region = f"vlm_relay_triton_{os.getpid()}_{self.folder.name[-8:]}"
         self._control_key = keys.control
         self._restarter: Restarter | None = None
@@ -98,30 +96,21 @@ class Server:
         for path, file in (files or {}).items():
             (repository / path).symlink_to(file.resolve())
         backends = build_backend_folder(triton, self.folder / "backends")
-        self._process = subprocess.Popen(
-            command(triton, repository, backends, ports, self.region, EXIT_TIMEOUT_S, keys) + tracing,
-            env=environment(triton, variables),
-            cwd=PROJECT_ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C is for us: we drain first
-            preexec_fn=_die_with_parent,
-        )
+        line = command(triton, repository, backends, ports, self.region, EXIT_TIMEOUT_S, keys) + tracing
+        self._launch = functools.partial(TritonProcess, line, environment(triton, variables), PROJECT_ROOT, log)
+        self._process = self._launch()
+        self.boot_id = identity(self.pid)  # another one after it was started anew
+        self._guard: Guard | None = None
         self._drain_file = repository / DRAIN_FILE
-        self._reader = threading.Thread(target=self._pass_on, name="log", daemon=True)
-        self._reader.start()
 
     @property
     def pid(self) -> int:
-        """The process id of tritonserver."""
+        """The process id of tritonserver; another one after it was started anew."""
         return self._process.pid
 
     def is_running(self) -> bool:
-        """Whether the process lives."""
-        return self._process.poll() is None
+        """Whether the process lives, or is being started anew."""
+        return self._process.exit_code is None or (self._guard is not None and not self._guard.has_given_up)
 
     def is_ready(self) -> bool:
         """Whether all models are loaded."""
@@ -136,16 +125,58 @@ class Server:
         """
         until = time.monotonic() + timeout_s
         while not self.is_ready():
-            if not self.is_running():
-                code = self._process.returncode
-                raise ServerFailed(f"tritonserver stopped while loading (exit code {code}){self._last_words()}")
+            code = self._process.exit_code
+            if code is not None:
+                raise ServerFailed(
+                    f"tritonserver stopped while loading (exit code {code}){self._process.last_words()}"
+                )
             if time.monotonic() > until:
                 raise TimeoutError(f"tritonserver was not ready after {timeout_s:g} s")
             time.sleep(POLL_S)
 
     def keep_alive(self) -> None:
-        """Restarts models whose process dies, from now until the server stops."""
-        self._restarter = Restarter(self.pid, self.ports, self._control_key, self._models)
+        """From now until the server stops: restarts stages that die, and all of it when it or the scheduler does."""
+        self._watch_stages()
+        self._guard = Guard(self._is_lost, self._start_anew)
+
+    def _watch_stages(self) -> None:
+        stages = [name for name in self._models if name != FRONT]
+        self._restarter = Restarter(self.boot_id, self.ports, self._control_key, stages)
+
+    def _is_lost(self) -> bool:
+        """Whether nothing but a new start helps.
+
+        Whoever had a stream with a scheduler that died would wait on it for ever, and so would the stages.
+        """
+        if self._process.exit_code is not None:
+            return True
+        front = pulse_path(self.boot_id, FRONT)
+        return front.exists() and not is_beating(front, time.monotonic())
+
+    def _start_anew(self, is_over: Callable[[], bool]) -> None:
+        """Ends what is left and starts again on the same ports; returns when it is ready, or `is_over`.
+
+        Raises:
+            ServerFailed: it stopped again while loading.
+        """
+        self._end()
+        self._process = self._launch()
+        self.boot_id = identity(self.pid)
+        while not is_over():
+            with contextlib.suppress(TimeoutError):
+                self.wait_ready(1.0)
+                self._watch_stages()
+                return
+
+    def _end(self) -> None:
+        """Kills what runs and removes its shared memory."""
+        if self._restarter is not None:
+            self._restarter.close()
+        self._process.kill()
+        for path in SHARED_MEMORY.glob(f"{self.region}*"):
+            path.unlink(missing_ok=True)
+        for name in remove_orphans():
+            logger.debug("removed %s", name)
 
     def num_in_flight(self) -> int | None:
         """Requests being served or waiting, as the metrics say; None when they do not answer."""
@@ -166,45 +197,22 @@ class Server:
 
     def stop(self) -> None:
         """Ends the server and removes what it left: its folder, its shared memory."""
-        if self._restarter is not None:
-            self._restarter.close()
-        if self.is_running():
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(EXIT_TIMEOUT_S + 10)
-            except subprocess.TimeoutExpired:
-                logger.warning("tritonserver did not stop in %d s: killed", EXIT_TIMEOUT_S + 10)
+        self._end_watches()
+        if self._process.exit_code is None and not self._process.terminate(EXIT_TIMEOUT_S + 10):
+            logger.warning("tritonserver did not stop in %d s: killed", EXIT_TIMEOUT_S + 10)
         self.kill()
 
     def kill(self) -> None:
         """Ends the server at once, with its stubs, and removes what it left."""
-        if self._restarter is not None:
-            self._restarter.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._reader.join(timeout=5)
-        for path in SHARED_MEMORY.glob(f"{self.region}*"):
-            path.unlink(missing_ok=True)
-        for name in remove_orphans():
-            logger.debug("removed %s", name)
+        self._end_watches()
+        self._end()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _pass_on(self) -> None:
-        """Copies the server's output to the log, line by line."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if _is_noise(line):
-                continue
-            self._tail.append(line)
-            with contextlib.suppress(OSError, ValueError):  # a log that was closed stops nobody
-                self._log.write(line)
-                self._log.flush()
-
-    def _last_words(self) -> str:
-        self._reader.join(timeout=1)
-        errors = [line for line in self._tail if re.search(r"[Ee]rror|failed|refused", line)]
-        return "".join(f"\n  {line.rstrip()[:500]}" for line in (errors or list(self._tail))[-6:])
+    def _end_watches(self) -> None:
+        if self._guard is not None:
+            self._guard.close()
+        if self._restarter is not None:
+            self._restarter.close()
 
     def _get(self, port: int, path: str) -> bytes | None:
         """The body of a 200 answer, else None."""
@@ -218,23 +226,3 @@ class Server:
             return None
         finally:
             connection.close()
-
-
-# What tritonserver says on every machine without a GPU, and the table of its options.
-_NOISE = (
-    "Unable to allocate pinned system memory",
-    "CUDA memory pool disabled",
-    "CudaDriverHelper has not been initialized",
-    "Failed to initialize NVML",
-    "DCGM unable to start",
-)
-
-
-def _is_noise(line: str) -> bool:
-    return any(words in line for words in _NOISE) or not line.strip() or line.startswith(("+--", "| "))
-
-
-def _die_with_parent() -> None:
-    """In the child: get SIGTERM when the launcher dies, however it dies."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)

@@ -2,7 +2,8 @@
 
 Triton 2.51 calls a model ready whose process was killed, and lets the streams it served hang for ever. So each
 stage writes its process id once and the time a few times a second into a small file; a killed process is seen
-at the next look, one that no longer runs its threads after `STALE_S`.
+at the next look. One whose threads stand still, all waiting for one that holds Python's lock for ever (seen in the
+stub when a stage dies under it), ends itself; one that is stopped from outside is taken for dead after `STALE_S`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from python_backend.transport.boot import PREFIX, SHARED_MEMORY, process_start
 
 BEAT_S = 0.25
 STALE_S = 20.0  # a busy machine was seen to hold a process for more than 5 s; a killed one is seen at once all the same
-STANDS_STILL_S = 5.0  # a process that cannot beat for so long writes into its log where its threads stand
+STANDS_STILL_S = 10.0  # a process that cannot beat for so long writes where its threads stand, and ends itself
 _BODY = struct.Struct("<QQQ")  # process id, its start time in clock ticks, last beat in ns on the monotonic clock
 
 
@@ -72,7 +73,7 @@ class Pulse:
                 self._on_orphaned()
                 return
             self._beat()
-            faulthandler.dump_traceback_later(STANDS_STILL_S)  # put off with every beat
+            faulthandler.dump_traceback_later(STANDS_STILL_S, exit=True)  # put off with every beat
         faulthandler.cancel_dump_traceback_later()
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.server import PortBusy, _is_noise, choose_ports
+from launcher.process import _is_noise
+from launcher.server import PortBusy, choose_ports
 
 HOST = "127.0.0.1"
 

@@ -1,0 +1,54 @@
+"""Starts a server anew when nothing less helps, but not for ever."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.1
+MAX_STARTS, WITHIN_S = 5, 600.0  # more starts than that in so short a time are no accident
+
+
+class Guard:
+    """Looks whether a server is lost, and has it started anew. `start` gets a condition under which it must return."""
+
+    def __init__(self, is_lost: Callable[[], bool], start: Callable[[Callable[[], bool]], None]) -> None:
+        self._is_lost = is_lost
+        self._start = start
+        self._starts_s: list[float] = []
+        self._is_closed = threading.Event()
+        self.has_given_up = False
+        self._thread = threading.Thread(target=self._work, name="guard", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Starts nothing from now on; returns when a start that is under way was broken off."""
+        self.has_given_up = True
+        self._is_closed.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._is_closed.wait(LOOK_S):
+            try:
+                if self._is_lost() and not self._is_closed.is_set():
+                    self._begin()
+            except Exception:
+                logger.exception("the server could not be started anew")
+            if self.has_given_up:
+                return
+
+    def _begin(self) -> None:
+        now_s = time.monotonic()
+        self._starts_s = [each for each in self._starts_s if now_s - each < WITHIN_S]
+        if len(self._starts_s) >= MAX_STARTS:
+            logger.error("the server was lost %d times in %g s: given up", MAX_STARTS + 1, WITHIN_S)
+            self.has_given_up = True
+            return
+        self._starts_s.append(now_s)
+        logger.error("the server is lost and is started anew")
+        self._start(self._is_closed.is_set)
+        logger.warning("the server is back after %.1f s", time.monotonic() - now_s)

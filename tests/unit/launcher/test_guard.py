@@ -1,0 +1,59 @@
+"""A lost server is started anew, a few times; not while it stops."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from launcher.guard import MAX_STARTS, Guard
+
+
+class LostServer:
+    """A server that is lost again as often as a test wants."""
+
+    def __init__(self, num_losses: int) -> None:
+        self.num_losses = num_losses
+        self.num_starts = 0
+        self.is_quiet = threading.Event()
+
+    def is_lost(self) -> bool:
+        if self.num_starts >= self.num_losses:
+            self.is_quiet.set()
+            return False
+        return True
+
+    def start(self, is_over: Callable[[], bool]) -> None:
+        self.num_starts += 1
+
+
+def test_a_lost_server_is_started_until_it_is_there() -> None:
+    server = LostServer(3)
+    guard = Guard(server.is_lost, server.start)
+
+    assert server.is_quiet.wait(10)
+    assert (server.num_starts, guard.has_given_up) == (3, False)
+    guard.close()
+
+
+def test_one_that_is_lost_again_and_again_is_given_up() -> None:
+    server = LostServer(MAX_STARTS + 1)
+    guard = Guard(server.is_lost, server.start)
+
+    guard._thread.join(10)
+    assert (server.num_starts, guard.has_given_up) == (MAX_STARTS, True)
+    guard.close()
+
+
+def test_closing_breaks_off_a_start() -> None:
+    began = threading.Event()
+
+    def start(is_over: Callable[[], bool]) -> None:
+        began.set()
+        while not is_over():
+            pass
+
+    guard = Guard(lambda: True, start)
+    assert began.wait(10)
+    guard.close()
+
+    assert not guard._thread.is_alive()
