@@ -37,6 +37,16 @@ def text_only(question: str) -> Entry:
     }
 
 
+def with_decision(question: str, picture: bytes) -> Entry:
+    """An urgent question with a deadline, whose placement is told."""
+    return {
+        **with_picture(question, picture),
+        "priority": {"content": [-10], "shape": [1]},
+        "deadline_ms": {"content": [60_000], "shape": [1]},
+        "return_decision": {"content": [True], "shape": [1]},
+    }
+
+
 def openai_with_picture(question: str, picture: bytes) -> Entry:
     """The same question as `with_picture`, as a body for the gateway and perf_analyzer's `openai` kind."""
     uri = f"data:image/jpeg;base64,{_content(picture)}"
@@ -72,6 +82,7 @@ def main() -> None:
     """Writes the files that are kept in the repository."""
     picture = PICTURE.read_bytes()
     write_inputs(INPUTS / "llava_stream.json", [with_picture(question, picture) for question in QUESTIONS])
+    write_inputs(INPUTS / "llava_decision.json", [with_decision(question, picture) for question in QUESTIONS])
     write_inputs(INPUTS / "openai_stream.json", [openai_with_picture(question, picture) for question in QUESTIONS])
     write_inputs(INPUTS / "llava_text_stream.json", [text_only(question) for question in TEXT_QUESTIONS])
 

@@ -29,7 +29,12 @@ def analyzer() -> PerfAnalyzer:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("triton", "llava_stream.json"), ("triton", "llava_text_stream.json"), ("openai", "openai_stream.json")],
+    [
+        ("triton", "llava_stream.json"),
+        ("triton", "llava_text_stream.json"),
+        ("triton", "llava_decision.json"),
+        ("openai", "openai_stream.json"),
+    ],
 )
 def test_perf_analyzer_completes_a_run_without_errors(
     server: Server, running_gateway: Gateway, analyzer: PerfAnalyzer, tmp_path: Path, kind: str, name: str
