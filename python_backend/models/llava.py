@@ -50,8 +50,9 @@ class TritonPythonModel:
             self._meter.add("vlm_relay_rejected_total", 0.0, {"reason": reason})
         self._tracer = SpanExporter("vlm-relay-scheduler")
         self._placing = Placing(Router(plan, _costs(plan)))
+        self._stages = BlsStages(site)
         self._relay = Relay(
-            stages=BlsStages(site),
+            stages=self._stages,
             prompts=PromptBuilder(site.facts),
             placing=self._placing,
             limits=plan.limits,
@@ -94,6 +95,7 @@ class TritonPythonModel:
         self._pulse_watch.close()
         self._pulse.close()
         self._relay.close()
+        self._stages.close()
         self._tracer.close()
         self._meter.close()
         logger.info("closed")

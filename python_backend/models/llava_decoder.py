@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import threading
 import time
-from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 import triton_python_backend_utils as pb_utils
 
@@ -19,15 +14,15 @@ from python_backend.decoder.engine import Engine
 from python_backend.decoder.landing import make_landing
 from python_backend.decoder.options import EngineOptions, EngineStatus
 from python_backend.decoder.protocol import DecodingEngine
-from python_backend.decoder.sequence import DecodeRequest, Delta, ImageEmbedding, RankedToken, TokenLogprob
+from python_backend.decoder.sequence import DecodeRequest, ImageEmbedding
 from python_backend.decoder.vllm_engine import VllmEngine
 from python_backend.errors import InternalError, InvalidRequest, RelayError
-from python_backend.metrics import Meter
-from python_backend.models.adapter import open_site, tensors, text_tensor
+from python_backend.models.adapter import open_site, tensors
+from python_backend.models.deltas import DeltaSender, LinkReply, Reply, TritonReply, refuse
 from python_backend.models.metrics import TritonMeter
 from python_backend.pulse import Pulse, pulse_path
 from python_backend.request import parse_sampling
-from python_backend.stream import ERROR
+from python_backend.token_link import TokenSender
 from python_backend.transport.device import Copied
 from python_backend.transport.handle import EmbeddingHandle
 from scheduler.profile import DecodeTable
@@ -54,6 +49,7 @@ class TritonPythonModel:
         # busy machine waking a team of threads for it took 25 to 45 ms of each request with an image.
         torch.set_num_threads(1)
         self._sender = DeltaSender(self._meter)
+        self._link = TokenSender(site.boot.id, site.model)
         self._engine.start()
         self._seen = EngineStatus()
         self._meter.poll(self._report)
@@ -78,6 +74,7 @@ class TritonPythonModel:
         self._pulse.close()
         self._engine.close()
         self._sender.close()
+        self._link.close()
         self._landing.close()
         self._meter.close()
         logger.info("closed")
@@ -116,7 +113,11 @@ class TritonPythonModel:
             generated_ids=tuple(inputs["generated_ids"].tolist()) if "generated_ids" in inputs else (),
             rank=float(inputs["rank"][0]) if "rank" in inputs else 0.0,
         )
-        self._engine.submit(job, self._sender.stream(sender, transfer))
+        is_relayed = "is_relayed" in inputs and bool(inputs["is_relayed"][0])
+        reply: Reply = LinkReply(self._link, job.request_id) if is_relayed else TritonReply(sender)
+        self._engine.submit(job, self._sender.stream(reply, transfer))
+        if is_relayed:
+            sender.send(flags=FINAL)  # the tokens go another way
 
     def _take_in(self, sealed: list[bytes]) -> tuple[ImageEmbedding, ...]:
         """Copies the embeddings behind the handles; every lease that can be read is given back."""
@@ -154,137 +155,6 @@ class TritonPythonModel:
         ):
             if count > 0:
                 self._meter.add(name, count)
-
-
-class DeltaSender:
-    """Sends what the engine gave, from a thread of its own, so that a slow hop never holds up a step.
-
-    What gathers for one request while others are served goes out as one response.
-    """
-
-    def __init__(self, meter: Meter) -> None:
-        self.meter = meter
-        self._ready: deque[_Outbox | None] = deque()
-        self._wake = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name="sender", daemon=True)
-        self._thread.start()
-
-    def stream(self, sender: Any, transfer: Mapping[str, float]) -> _Outbox:
-        """Takes the deltas of one request; call it with each. `transfer` goes into its report."""
-        return _Outbox(self, sender, transfer)
-
-    def put(self, outbox: _Outbox, delta: Delta) -> None:
-        """Queues a delta. Called by the engine; never blocks for long."""
-        with self._wake:
-            if not outbox.deltas:
-                self._ready.append(outbox)
-            outbox.deltas.append(delta)
-            self._wake.notify()
-
-    def close(self) -> None:
-        """Sends what is queued and ends the thread."""
-        with self._wake:
-            self._ready.append(None)
-            self._wake.notify()
-        self._thread.join(timeout=10)
-
-    def _work(self) -> None:
-        while True:
-            with self._wake:
-                while not self._ready:
-                    self._wake.wait()
-                outbox = self._ready.popleft()
-                if outbox is None:
-                    return
-                deltas, outbox.deltas = outbox.deltas, []
-            try:
-                _send(outbox.sender, deltas, outbox.transfer)
-            except Exception:  # one request's answer is lost; the others must go on
-                logger.exception("a response could not be sent")
-
-
-class _Outbox:
-    """One request's unsent deltas, guarded by its sender's condition."""
-
-    def __init__(self, owner: DeltaSender, sender: Any, transfer: Mapping[str, float]) -> None:
-        self._owner = owner
-        self.sender = sender
-        self.transfer = transfer
-        self.deltas: list[Delta] = []
-        self._num_tokens = 0
-
-    def __call__(self, delta: Delta) -> None:
-        self._note(delta)
-        self._owner.put(self, delta)
-
-    def _note(self, delta: Delta) -> None:
-        """Counts how long the request waited, its prompt took, and then each token."""
-        times, meter = delta.times, self._owner.meter
-        is_first = self._num_tokens == 0 and bool(delta.token_ids)
-        self._num_tokens += len(delta.token_ids)
-        if times.started_s is None or times.first_token_s is None:
-            return
-        if is_first:
-            meter.observe("vlm_relay_decode_wait_seconds", times.started_s - times.accepted_s)
-            meter.observe("vlm_relay_prefill_seconds", times.first_token_s - times.started_s)
-        if delta.finish_reason is not None and self._num_tokens > 1:
-            seconds = time.monotonic() - times.first_token_s
-            meter.observe("vlm_relay_tpot_seconds", seconds / (self._num_tokens - 1))
-
-
-def _send(sender: Any, deltas: list[Delta], transfer: Mapping[str, float]) -> None:
-    last = deltas[-1]
-    if last.error is not None:
-        refuse(sender, last.error)
-        return
-    token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
-    outputs = [
-        pb_utils.Tensor("token_ids", np.array(token_ids, dtype=np.int32)),
-        text_tensor("text", "".join(delta.text for delta in deltas)),
-        text_tensor("finish_reason", last.finish_reason or ""),
-    ]
-    logprobs = [_logprob(item) for delta in deltas for item in delta.logprobs]
-    if logprobs or last.is_final:
-        report = {
-            "num_prompt_tokens": last.num_prompt_tokens,
-            "num_cached_tokens": last.num_cached_tokens,
-            "cumulative_logprob": last.cumulative_logprob,
-            "logprobs": logprobs,
-            **transfer,
-            "times": _times(last, transfer["landed_s"]),
-        }
-        outputs.append(text_tensor("report", json.dumps(report)))
-    sender.send(pb_utils.InferenceResponse(outputs), flags=FINAL if last.is_final else 0)
-
-
-def _times(delta: Delta, landed_s: float) -> dict[str, float]:
-    """When the request's embeddings were in place, its first step began, and its first token came."""
-    told = {"landed_s": landed_s, "started_s": delta.times.started_s, "first_token_s": delta.times.first_token_s}
-    return {name: value for name, value in told.items() if value is not None}
-
-
-def refuse(sender: Any, error: RelayError) -> None:
-    """Ends a call with an error, told in an ordinary response.
-
-    Triton's own errors get lost between two models (2.51, decoupled): the caller's iterator then ends as if nothing
-    was wrong, or never, and its thread with it.
-    """
-    outputs = [
-        pb_utils.Tensor("token_ids", np.empty(0, dtype=np.int32)),
-        text_tensor("text", ""),
-        text_tensor("finish_reason", ERROR),
-        text_tensor("report", json.dumps({"error": str(error)})),
-    ]
-    sender.send(pb_utils.InferenceResponse(outputs), flags=FINAL)
-
-
-def _logprob(item: TokenLogprob) -> dict[str, object]:
-    """In the form of Triton's vLLM backend: token id to log-probability, rank and text."""
-    chosen = RankedToken(item.token_id, item.logprob, item.rank, item.text)
-    return {
-        str(token.token_id): {"logprob": token.logprob, "rank": token.rank, "decoded_token": token.text}
-        for token in (chosen, *item.top)
-    }
 
 
 def _options(decode: DecodeTable, device: str) -> EngineOptions:

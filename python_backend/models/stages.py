@@ -15,6 +15,7 @@ import triton_python_backend_utils as pb_utils
 from python_backend.errors import EmbeddingGone, HandleRefused, PeerGone, RelayError, from_message
 from python_backend.models.adapter import Site, text_tensor
 from python_backend.stream import ERROR, Chunk, DecodeJob, Encoded
+from python_backend.token_link import Line, TokenLink
 from python_backend.transport.handle import EmbeddingHandle
 from python_backend.transport.reader import EmbeddingReader
 
@@ -27,6 +28,7 @@ class BlsStages:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._reader = EmbeddingReader()
+        self._link = TokenLink(site.boot.id)
         self._lock = threading.Lock()
         self._resting: deque[tuple[float, Any]] = deque()
 
@@ -66,16 +68,17 @@ class BlsStages:
             inputs.append(pb_utils.Tensor("deadline_ns", np.array([int(job.deadline_s * 1e9)], dtype=np.int64)))
         if job.generated_ids:
             inputs.append(pb_utils.Tensor("generated_ids", np.array(job.generated_ids, dtype=np.int32)))
+        inputs.append(pb_utils.Tensor("is_relayed", np.array([True])))
         request = pb_utils.InferenceRequest(
             model_name=decoder,
             requested_output_names=["token_ids", "text", "finish_reason", "report"],
             inputs=inputs,
         )
-        for response in self._responses(request):
-            _raise_error(response, decoder)
-            outputs = {tensor.name(): tensor for tensor in response.output_tensors()}
-            if outputs:  # the final response may be empty
-                yield _chunk(outputs)
+        with self._link.open(decoder, job.request_id) as lines:
+            for response in self._responses(request):
+                _raise_error(response, decoder)
+                _raise_refusal(response)
+            yield from map(_chunk, lines)
 
     def cancel(self, decoder: str, request_id: str) -> None:
         """Stops a generation; nothing if it has ended.
@@ -92,9 +95,10 @@ class BlsStages:
             _raise_error(response, decoder)
 
     def _responses(self, request: Any) -> Iterator[Any]:
-        """The responses of a decoupled call, read to the end in any case.
+        """The responses of a decoupled call, read to the end in any case; there should be but one.
 
-        Triton's stub (2.51) keeps what nobody reads for ever. And it forgets an iterator that ended from a thread
+        More than one can make the process stand still, see `token_link`. Triton's stub (2.51) keeps what nobody reads
+        for ever. And it forgets an iterator that ended from a thread
         of its own without Python's lock: when that holds the last reference, it frees Python objects while
         other threads run, and the process aborts later. So iterators rest here until that has happened.
         """
@@ -108,6 +112,10 @@ class BlsStages:
                 self._resting.append((now_s, responses))
                 while self._resting and now_s - self._resting[0][0] > REST_S:
                     self._resting.popleft()
+
+    def close(self) -> None:
+        """Lets go of the decoders."""
+        self._link.close()
 
     def release(self, handle: bytes) -> None:
         """Gives a lease back; nothing if it is over already."""
@@ -132,15 +140,21 @@ def _raise_error(response: Any, stage: str) -> None:
     raise error
 
 
-def _chunk(outputs: dict[str, Any]) -> Chunk:
-    report = json.loads(_bytes(outputs["report"]) or b"{}") if "report" in outputs else {}
-    finish_reason = _bytes(outputs["finish_reason"]).decode() or None
-    if finish_reason == ERROR:
+def _raise_refusal(response: Any) -> None:
+    """What a decoder tells in an ordinary response, because Triton loses its own errors here."""
+    outputs = {tensor.name(): tensor for tensor in response.output_tensors()}
+    if "report" in outputs:
+        raise from_message(json.loads(_bytes(outputs["report"]))["error"])
+
+
+def _chunk(line: Line) -> Chunk:
+    report = line.get("report", {})
+    if line["finish_reason"] == ERROR:
         raise from_message(report["error"])
     return Chunk(
-        token_ids=tuple(outputs["token_ids"].as_numpy().tolist()),
-        text=_bytes(outputs["text"]).decode(),
-        finish_reason=finish_reason,
+        token_ids=tuple(line["token_ids"]),
+        text=line["text"],
+        finish_reason=line["finish_reason"] or None,
         logprobs=tuple(report.get("logprobs", ())),
         cumulative_logprob=float(report.get("cumulative_logprob", 0.0)),
         transfer_s=float(report.get("transfer_s", 0.0)),

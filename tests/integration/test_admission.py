@@ -39,10 +39,10 @@ def test_an_urgent_request_behind_64_others_starts_next(server: Server) -> None:
         tasks.append(pool.submit(ask, "urgent", -10, 1))
         for task in tasks:
             task.result(timeout=120)
-    # Those that start while the request is on its way cannot be overtaken.
+    # Those that wait at the decoder already may start while the request is on its way; nobody behind them does.
     num_between = begun.index("urgent") - num_before
     assert num_before + num_between < NUM_LOW - 8, "there was nobody to overtake"
-    assert num_between <= 4, f"{num_between} others began before the urgent one"
+    assert num_between <= server.plan.decode.max_waiting + 2, f"{num_between} others began before the urgent one"
     assert_idle(server)
 
 
