@@ -25,7 +25,7 @@ from launcher.tracing import trace_flags
 from launcher.triton import Keys, Ports, Triton, build_backend_folder, command, environment
 from python_backend.checkpoint import PROJECT_ROOT
 from python_backend.pulse import is_beating, pulse_path
-from python_backend.transport.boot import identity
+from python_backend.transport.boot import identity, is_alive
 from python_backend.transport.janitor import remove_orphans
 from scheduler.plan import DRAIN_FILE, FRONT, Plan
 from scheduler.render import write
@@ -33,6 +33,7 @@ from scheduler.render import write
 logger = logging.getLogger(__name__)
 
 SHARED_MEMORY = Path("/dev/shm")
+REGION = "vlm_relay_triton."  # begins the names of Triton's shared memory; who launched it, and chance, follow
 EXIT_TIMEOUT_S = 10  # after draining nothing should be left but what hangs in processes that died
 POLL_S = 0.1
 _GAUGES = re.compile(rb"^vlm_relay_(?:in_flight|waiting)_requests\{[^}]*\} (\S+)$", re.MULTILINE)
@@ -70,6 +71,14 @@ def choose_ports(host: str, http_port: int, grpc_port: int, metrics_port: int) -
             probe.close()
 
 
+def remove_left_regions(directory: Path = SHARED_MEMORY) -> None:
+    """Removes the shared memory of tritonservers whose launcher was killed."""
+    for path in directory.glob(f"{REGION}*"):
+        with contextlib.suppress(ValueError, OSError):  # not a name of ours; another user's
+            if not is_alive(path.name.removeprefix(REGION).split(".")[0]):
+                path.unlink()
+
+
 class Server:
     """A tritonserver with the models of a plan, in a folder of its own that goes when it stops."""
 
@@ -88,7 +97,8 @@ class Server:
         self.plan = plan
         self.ports = ports
         self.folder = Path(tempfile.mkdtemp(prefix="vlm-relay-"))
-        self.region = f"vlm_relay_triton_{os.getpid()}_{self.folder.name[-8:]}"
+        remove_left_regions()
+        self.region = f"{REGION}{identity(os.getpid())}.{secrets.token_hex(4)}"
         self._control_key = keys.control
         self._restarter: Restarter | None = None
         repository = self.folder / "models"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from launcher.process import _is_noise
-from launcher.server import PortBusy, choose_ports
+from launcher.server import REGION, PortBusy, choose_ports, remove_left_regions
+from python_backend.transport.boot import identity
 
 HOST = "127.0.0.1"
 
@@ -83,3 +87,16 @@ def test_an_address_that_is_not_ours_is_named() -> None:
 )
 def test_only_noise_is_kept_out_of_the_log(line: str, is_noise: bool) -> None:
     assert _is_noise(line) == is_noise
+
+
+def test_what_a_killed_launcher_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    dead = subprocess.Popen(["true"])
+    start_of_dead = 1
+    dead.wait()
+    mine = f"{REGION}{identity(os.getpid())}.0a0b0c0d-region"
+    for name in (f"{REGION}{dead.pid}-{start_of_dead}-{os.stat('/proc/self/ns/pid').st_ino}.0a0b0c0d-x", mine, "other"):
+        (tmp_path / name).touch()
+
+    remove_left_regions(tmp_path)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", mine]
