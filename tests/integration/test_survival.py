@@ -1,7 +1,8 @@
 """A stage that is killed takes no request with it: streams go on elsewhere, and it comes back.
 
 `make slow` runs these. A kill at an unlucky instant takes tritonserver 2.51 itself along
-(`boost::interprocess::lock_exception` in its Python backend, seen once in some twenty kills); we cannot prevent that.
+(`boost::interprocess::lock_exception` in its Python backend, seen once in some ten to fifty kills); the launcher then starts
+it anew, and streams break off with an error: a run in which that happens fails here.
 """
 
 from __future__ import annotations
