@@ -65,3 +65,7 @@ class Answer:
         if self.ttft_s is None or self.num_output_tokens < 2 or self.total_s <= self.ttft_s:
             return None
         return (self.num_output_tokens - 1) / (self.total_s - self.ttft_s)
+
+
+NO_ANSWER = Answer("", None, 0, 0, None, None, 0.0)
+"""Of a request that was never sent."""

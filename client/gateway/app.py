@@ -14,7 +14,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from client.errors import InvalidRequest
+from client.answer import NO_ANSWER
+from client.errors import InvalidRequest, RelayClientError
 from client.gateway.bodies import ChatBody, TextBody, describe
 from client.gateway.edge import BodyRefused, Edge
 from client.gateway.events import Events
@@ -96,13 +97,17 @@ class Gateway:
         )
         options["traceparent"] = span.traceparent
         record = Record(request_id, question, self.metrics, self.events, self._clock, span)
-        stream = self.client.stream(
-            question.text,
-            messages=question.messages,
-            images=question.images,
-            on_progress=record.note_progress if self.events.has_watchers else None,
-            **options,
-        )
+        try:
+            stream = self.client.stream(
+                question.text,
+                messages=question.messages,
+                images=question.images,
+                on_progress=record.note_progress if self.events.has_watchers else None,
+                **options,
+            )
+        except RelayClientError as error:  # refused before anything was sent
+            record.end(NO_ANSWER, failure_from(error), is_disconnect=False)
+            raise
         wording: Wording = words(
             request_id, int(self._wall_clock()), self.settings.model, question.num_top_logprobs, question.includes_usage
         )

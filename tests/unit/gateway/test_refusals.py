@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from client.errors import InvalidRequest
 from client.gateway.settings import Settings
+from client.relay_async import AsyncRelayClient
 from tests.unit.gateway.conftest import Gateway, Start, Upstream, image_part, running_upstream
 
 TEXT = [{"role": "user", "content": "What?"}]
@@ -173,3 +175,18 @@ def test_more_requests_than_allowed_are_a_429(start: Start, upstream: Upstream) 
     assert response.status_code == 429
     assert response.headers["retry-after"] == "1"
     assert upstream.cancelled.wait(5)
+
+
+def test_what_the_client_library_refuses_leaves_nothing_in_flight(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise InvalidRequest("the question cannot be sent")
+
+    monkeypatch.setattr(AsyncRelayClient, "stream", refuse)
+    gateway = start()
+
+    response = gateway.chat()
+
+    assert (response.status_code, gateway.is_idle()) == (400, True)
+    assert response.json()["error"]["message"] == "the question cannot be sent"
