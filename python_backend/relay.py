@@ -10,28 +10,24 @@ may hang in Triton for ever; the watch has then ended its request, and nobody wa
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import logging
 import random
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 
+from python_backend.encoding import Encoding
 from python_backend.errors import (
     Cancelled,
     DeadlineExceeded,
     EmbeddingGone,
     InternalError,
-    InvalidImage,
-    InvalidRequest,
     Overloaded,
     PeerGone,
     RelayError,
 )
-from python_backend.gate import Gate
 from python_backend.generate import GenerateRequest
 from python_backend.metrics import Meter
 from python_backend.placing import Placing
@@ -41,7 +37,6 @@ from python_backend.stream import (
     Chunk,
     Client,
     DecodeJob,
-    Encoded,
     Gathered,
     Progress,
     Reply,
@@ -95,13 +90,11 @@ class Relay:
         self._is_draining = is_draining
         self._chance = chance or random.Random()
         self._placing = placing
-        self._gate_width = gate_width
-        self._gates: dict[str, Gate] = {}  # by encoder
-        self._lock = threading.Lock()  # guards the gates, the room, and the streams in flight
+        self._encoding = Encoding(stages, gate_width)
+        self._lock = threading.Lock()  # guards the room and the streams in flight
         self._room: WaitingRoom[Stream] = WaitingRoom(limits.max_waiting + 1, limits.ageing_s)
         self._serving: set[Stream] = set()
         self._num_arriving = 0  # of those, not placed yet
-        self._fan_out = ThreadPoolExecutor(max_workers=64, thread_name_prefix="encode")
         self._serials = itertools.count(1)
         self._is_closed = threading.Event()
         self._watch = threading.Thread(target=self._keep_watch, name="watch", daemon=True)
@@ -162,8 +155,8 @@ class Relay:
     def replica_died(self, name: str) -> None:
         """Gives no new work to a replica, and tries what waits for it elsewhere. Returns at once."""
         self._placing.died(name)
+        self._encoding.died(name)
         with self._lock:
-            self._gates.pop(name, None)  # whoever hangs in the dead one keeps a place in the old gate
             waiting = [(stream, stream.attempt) for stream in self._serving if name in stream.attempt.waits_on]
         self._meter.add("vlm_relay_deaths_total", labels={"replica": name})
         for stream, attempt in waiting:
@@ -184,7 +177,7 @@ class Relay:
             self._room.remove({id(stream) for stream in left})  # or an ended request's place would start it
         for stream in left:
             self._end(stream, PeerGone("the server is stopping"))
-        self._fan_out.shutdown(wait=False, cancel_futures=True)
+        self._encoding.close()
 
     def _with_seed(self, request: GenerateRequest) -> GenerateRequest:
         """A request that samples gets its seed here, so that another decoder can go on where one died."""
@@ -293,22 +286,18 @@ class Relay:
 
     def _encode(self, stream: Stream, attempt: Attempt, place: Place) -> None:
         """Fills `attempt.handles`, in the order of the images."""
-        images, encoders = stream.request.images, place.decision.encoders
+        encoders = place.decision.encoders
         if not encoders:
             return
         self._wait_on(attempt, *encoders)
         began_s = self._clock()
-        work = enumerate(zip(encoders, images, strict=True))
-        calls = [functools.partial(self._encode_one, stream, attempt, *each) for each in work]
-        if len(calls) == 1:
-            self._take_in(attempt, [calls[0]()])
-        else:
-            tasks = [self._fan_out.submit(call) for call in calls]
-            wait(tasks)  # every lease is noted, also when another image failed
-            errors = [task.exception() for task in tasks]
-            self._take_in(attempt, [task.result() for task, error in zip(tasks, errors, strict=True) if error is None])
-            for error in filter(None, errors):
-                raise error
+        self._encoding.run(
+            encoders,
+            stream.request.images,
+            stream.rank,
+            is_over=lambda: stream.is_ended or stream.attempt is not attempt,
+            keep=attempt.keep,
+        )
         stream.progress_s = self._clock()
         attempt.observed.encode_s = stream.progress_s - began_s
         stream.timeline.add("encode", began_s, stream.progress_s, encoders=",".join(encoders))
@@ -316,27 +305,6 @@ class Relay:
         slow = place.decision.warning(self._limits.encode_transfer_warn_ms, attempt.observed.encode_s)
         if slow is not None:
             logger.warning("%s: %s", stream.id, slow)
-
-    @staticmethod
-    def _take_in(attempt: Attempt, found: list[Encoded]) -> None:
-        attempt.handles += [each.handle for each in found]
-        attempt.observed.has_cached |= any(each.is_cached for each in found)
-
-    def _gate(self, encoder: str) -> Gate:
-        with self._lock:
-            return self._gates.setdefault(encoder, Gate(self._gate_width))
-
-    def _encode_one(self, stream: Stream, attempt: Attempt, index: int, work: tuple[str, bytes]) -> Encoded:
-        encoder, image = work
-        gate = self._gate(encoder)
-        if not gate.enter(stream.rank, lambda: stream.is_ended or stream.attempt is not attempt):
-            raise PeerGone("the request ended while it waited for the encoder")
-        try:
-            return self._stages.encode(encoder, image)
-        except InvalidRequest as error:
-            raise InvalidImage(f"image[{index}]: {error.text}") from error
-        finally:
-            gate.leave()
 
     def _decode(self, stream: Stream, attempt: Attempt, prompt: Prompt, decision: Decision) -> None:
         request = stream.request

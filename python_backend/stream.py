@@ -173,6 +173,11 @@ class Attempt:
     first_s: float | None = None  # when its first chunk came
     num_tokens: int = 0  # of the chunks after it
 
+    def keep(self, encoded: Encoded) -> None:
+        """Takes a lease over, also one that comes after the attempt was closed: whoever closes it again frees it."""
+        self.handles.append(encoded.handle)
+        self.observed.has_cached |= encoded.is_cached
+
     def note_chunk(self, chunk: Chunk, began_s: float, now_s: float) -> None:
         """Keeps the times of a decoder's answer that was asked for at `began_s`."""
         observed = self.observed
