@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import threading
 import time
@@ -19,10 +18,11 @@ from client import Overloaded, RelayClient
 from launcher.probes import health_of
 from launcher.server import Server
 from tests.integration.observe import PICTURE, QUESTION, wait_until
-from tests.integration.test_command import Serving
+from tests.integration.test_command import COMMAND, FREE_PORTS, READY
 from tests.integration.test_survival import pid_of
+from tests.process import Process
 
-HEALTH = re.compile(r"health on (http://\S+)/health/ready")
+HEALTH = r"health on (http://\S+)/health/ready"
 
 
 def get(url: str, timeout_s: float = 30) -> tuple[int, str]:
@@ -38,17 +38,11 @@ def get(url: str, timeout_s: float = 30) -> tuple[int, str]:
 
 
 @pytest.fixture
-def probed(tmp_path: Path) -> Iterator[tuple[Serving, str]]:
+def probed(tmp_path: Path) -> Iterator[tuple[Process, str]]:
     """A server of its own, and the address of its health port."""
-    started = Serving(tmp_path / "serve.log", "--health-port", "0")
-    started.wait_ready()
-    assert wait_until(lambda: HEALTH.search(started.said()) is not None)
-    found = HEALTH.search(started.said())
-    assert found is not None
-    yield started, found[1]
-    if started.process.poll() is None:
-        started.process.send_signal(signal.SIGTERM)
-        started.process.wait(60)
+    started = Process(tmp_path / "serve.log", [COMMAND, "serve", *FREE_PORTS, "--health-port", "0"])
+    yield started, started.wait_for(HEALTH)[1]
+    started.end()
 
 
 def test_a_server_that_answers_is_healthy(server: Server) -> None:
@@ -57,9 +51,9 @@ def test_a_server_that_answers_is_healthy(server: Server) -> None:
     assert (verdict.is_working, verdict.detail) == (True, "answers")
 
 
-def test_an_order_to_drain_loses_no_request_and_the_stop_after_it_is_quick(probed: tuple[Serving, str]) -> None:
+def test_an_order_to_drain_loses_no_request_and_the_stop_after_it_is_quick(probed: tuple[Process, str]) -> None:
     serving, url = probed
-    address = serving.wait_ready()
+    address = serving.wait_for(READY)[1]
     drained: list[tuple[int, str]] = []
     assert get(f"{url}/health/ready") == (200, "answers")
     with RelayClient(address) as client:
