@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import shutil
 import subprocess
 import time
@@ -21,6 +22,7 @@ import yaml
 
 from client import RelayClient
 from client.gateway.listening import bind
+from demo.pictures import draw_scene, render, to_jpeg
 from launcher.server import Server
 from tests.integration.observe import PICTURE, QUESTION, wait_until
 from tests.unit.gateway.conftest import Gateway
@@ -94,9 +96,11 @@ def prometheus(
 
 
 def _load(address: str, url: str, number: int, until: float) -> None:
+    chance = random.Random(time.monotonic_ns())  # pictures that no cache knows
     with RelayClient(address) as client, openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=60) as other:
         while time.monotonic() < until:
-            client.ask(QUESTION, images=[PICTURE] if number % 2 else (), max_tokens=16, ignore_eos=True, deadline_s=60)
+            images: list[bytes | Path] = [[], [PICTURE], [], [to_jpeg(render(draw_scene(chance), 336, 336))]][number]
+            client.ask(QUESTION, images=images, max_tokens=16, ignore_eos=True, deadline_s=60)
             other.chat.completions.create(
                 model="llava", messages=[{"role": "user", "content": "Who are you?"}], max_tokens=8
             )
