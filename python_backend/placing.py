@@ -38,6 +38,11 @@ class Placing:
             is_up = any(load.is_available for load in self.loads.decoders.values())
             return not is_up or self._router.has_room(self.loads, num_arriving)
 
+    def turn_s(self, prompt_tokens: int, max_tokens: int) -> float:
+        """See `Router.turn_s`."""
+        with self._lock:
+            return self._router.turn_s(prompt_tokens, max_tokens)
+
     def take(self, shape: RequestShape, prefixes: Sequence[tuple[bytes, int]]) -> Place:
         """Places a request and charges its replicas. `prefixes` are the keys of its prompt's beginnings.
 

@@ -57,6 +57,7 @@ logger = logging.getLogger(__name__)
 
 WATCH_S = 0.02  # deadlines are kept to within this
 MAX_ATTEMPTS = 3  # per request: the first, and two more when stages die
+USUAL_PROMPT_TOKENS = 600  # of a request that was not tokenised yet: an image and a question
 SHORTEST_HINT_S, LONGEST_HINT_S = 0.1, 60.0
 CANCEL_POLL_S = 0.1  # asking Triton whether a client is gone costs 34 us
 
@@ -147,7 +148,8 @@ class Relay:
             return None
         limits = self._limits
         allowed_s = min(limits.max_wait_s, request.deadline_s or limits.max_wait_s)
-        found = self._room.refusal(request.priority, now_s, limits.max_waiting, allowed_s)
+        turn_s = self._placing.turn_s(USUAL_PROMPT_TOKENS, request.sampling.max_tokens)
+        found = self._room.refusal(request.priority, now_s, limits.max_waiting, allowed_s, turn_s)
         if found is None:
             return None
         return Overloaded(f"{len(self._serving)} requests are in flight and {found.text}", _hint(found.retry_after_s))

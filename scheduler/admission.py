@@ -16,8 +16,11 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
-MIN_PAUSES, MAX_PAUSES = 8, 64
-"""Pauses between two that leave a waiting room: so many must be known to predict a wait, so many are remembered."""
+MAX_PAUSES = 64
+"""Pauses between two that leave a waiting room: so many are remembered."""
+
+MIN_SPAN_S = 1.0
+"""What they must span to be believed: places become free in bunches, when a batch ends."""
 
 
 @dataclass(order=True, slots=True)
@@ -78,20 +81,24 @@ class WaitingRoom(Generic[Item]):
         self._taken_s = now_s if self._heap else None
         return item
 
-    def wait_s(self, priority: int, now_s: float) -> float:
-        """How long one that enters now will wait, at the rate of the last that left; 0 while that is not known."""
-        if len(self._pauses) < MIN_PAUSES:
-            return 0.0
+    def wait_s(self, priority: int, now_s: float, turn_s: float = 0.0) -> float:
+        """How long one that enters now will wait, at the rate of the last that left.
+
+        While that is not known, `turn_s` is taken for the time between two that leave.
+        """
         rank = self.rank(priority, now_s)
         num_ahead = sum([entry.rank <= rank for entry in self._heap])
-        return (num_ahead + 1) * fmean(self._pauses)
+        is_known = sum(self._pauses) >= MIN_SPAN_S
+        return (num_ahead + 1) * (fmean(self._pauses) if is_known else turn_s)
 
-    def refusal(self, priority: int, now_s: float, max_waiting: int, max_wait_s: float) -> Refusal | None:
+    def refusal(
+        self, priority: int, now_s: float, max_waiting: int, max_wait_s: float, turn_s: float = 0.0
+    ) -> Refusal | None:
         """Why one more that arrives now, and finds no place free, may not wait; None if it may.
 
-        At most `max_waiting` may, and nobody who would wait longer than `max_wait_s`, so far as that is known.
+        At most `max_waiting` may, and nobody who would wait longer than `max_wait_s`; for `turn_s` see `wait_s`.
         """
-        wait_s = self.wait_s(priority, now_s)
+        wait_s = self.wait_s(priority, now_s, turn_s)
         if len(self) >= max_waiting:
             return Refusal(f"{max_waiting} wait; no room for more", wait_s or 1.0)
         if wait_s > max_wait_s:

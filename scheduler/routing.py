@@ -70,6 +70,15 @@ class Router:
                     return True
         return False
 
+    def turn_s(self, prompt_tokens: int, max_tokens: int) -> float:
+        """Between two places that become free while all decoders are full of requests of that size, predicted."""
+        batch = self._plan.decode.max_sequences
+        context = batch * (prompt_tokens + max_tokens / 2)
+        per_s = 0.0
+        for step_s, weight_s, context_s, sequence_s in (rates[:4] for rates in self._pools.decode_rates):
+            per_s += batch / (max_tokens * (step_s + max(weight_s + context * context_s, batch * sequence_s)))
+        return 1 / per_s
+
     def hop_s(self, decoder: str) -> float:
         """Of a decoder's predicted transfers, the part that is the control message."""
         return self._pools.hop_s[self._pools.index("decode", decoder)]

@@ -169,7 +169,8 @@ class Front:
         now_s, limits = self.agenda.now_s, self._limits
         left_s = limits.max_wait_s if live.deadline_s is None else live.deadline_s - now_s
         allowed_s = min(limits.max_wait_s, left_s)
-        return self.room.refusal(live.priority, now_s, limits.max_waiting, allowed_s) is not None
+        turn_s = self._router.turn_s(live.prompt_tokens, live.shape.max_tokens)
+        return self.room.refusal(live.priority, now_s, limits.max_waiting, allowed_s, turn_s) is not None
 
     def _has_place(self) -> bool:
         """With no decoder up there is: who comes is refused at once then, and need not wait."""

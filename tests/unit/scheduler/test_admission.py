@@ -158,8 +158,12 @@ def test_a_wait_is_predicted_from_how_fast_the_room_empties() -> None:
     assert room.wait_s(-1, 0.0) == pytest.approx(1 * 0.5)  # more urgent than all
 
 
-def test_no_wait_is_predicted_before_enough_have_left() -> None:
-    assert emptied_at([0.5 * n for n in range(8)]).wait_s(0, 5.0) == 0.0
+def test_before_enough_have_left_the_predicted_turn_counts() -> None:
+    bunch = emptied_at([0.1 * n for n in range(8)])  # 0.7 s are too short a time to know
+
+    assert bunch.wait_s(0, 5.0, turn_s=2.0) == pytest.approx(13 * 2.0)
+    assert bunch.refusal(0, 5.0, max_waiting=99, max_wait_s=25.9, turn_s=2.0) is not None
+    assert bunch.refusal(0, 5.0, max_waiting=99, max_wait_s=26.1, turn_s=2.0) is None
 
 
 def test_time_when_nobody_waited_says_nothing_of_the_rate() -> None:

@@ -8,7 +8,7 @@ from tests.unit.serving.conftest import StartRelay, settle
 from tests.unit.serving.fakes import FakeClient, Gate, World
 
 STOPPING = "[UNAVAILABLE] the server is stopping"
-FULL = "[UNAVAILABLE] 2 requests are in flight and 2 wait; no room for more; retry after 1 s"
+FULL = "[UNAVAILABLE] 2 requests are in flight and 2 wait; no room for more; retry after 0.1 s"
 SERVED = ["'one' None", "' two' None", "'' stop"]
 HELD = ["'one' None", "' two' stop"]
 
@@ -35,7 +35,7 @@ def test_a_place_that_is_free_is_taken_without_a_seat_to_wait(start_relay: Start
     first.wait()
     settle()
 
-    assert refused.log == ["[UNAVAILABLE] 1 requests are in flight and 0 wait; no room for more; retry after 1 s"]
+    assert refused.log == ["[UNAVAILABLE] 1 requests are in flight and 0 wait; no room for more; retry after 0.1 s"]
     assert world.ask("second").wait() == SERVED
 
 
