@@ -3,8 +3,8 @@
     python -m benchmarks.overload --out benchmarks/results/overload.json
 
 Goodput is requests per second whose first text came within 2.5 s of their arrival, by the server's own histogram: this
-process is as busy as the server, and its clock adds how late it is itself. The peak is the best of closed loops of several
-widths; requests are text, so that what this process does, on the same cores, costs little beside what it asks for.
+process is as busy as the server, and its clock adds how late it is itself. The peak is the best of closed loops of
+several widths; requests are text, so that what this process does costs little beside what it asks for.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from python_backend.errors import (
 )
 from python_backend.generate import GenerateRequest
 from python_backend.metrics import Meter
-from python_backend.placing import Placing
+from python_backend.placing import RESTART_S, Placing
 from python_backend.prompt import Prompt, PromptBuilder
 from python_backend.stream import (
     Attempt,
@@ -393,7 +393,8 @@ class Relay:
                 stream.attempt = Attempt(attempt.number + 1)
                 stream.progress_s = self._clock()
         if not has_more:
-            self._end(stream, error, attempt)
+            gone = isinstance(error, PeerGone)  # wherever it went; those who come later may fare better
+            self._end(stream, Overloaded(error.text.removesuffix("; retry"), RESTART_S) if gone else error, attempt)
             return
         logger.warning("%s: tried again after %d tokens: %s", stream.id, len(stream.token_ids), error)
         self._meter.add("vlm_relay_retries_total")

@@ -96,7 +96,7 @@ def is_retried(error: Exception) -> bool:
 
 ERRORS = [
     (EmbeddingGone("evicted"), "[UNAVAILABLE] evicted"),
-    (PeerGone("d: not ready"), "[UNAVAILABLE] d: not ready"),
+    (PeerGone("d: not ready"), "[UNAVAILABLE] d: not ready; retry after 5 s"),
     (Overloaded("the store is full", 2.5), "[UNAVAILABLE] the store is full; retry after 2.5 s"),
     (InternalError("a bug"), "[INTERNAL] a bug"),
     (KeyError("never shown"), "[INTERNAL] the scheduler failed: KeyError"),
@@ -159,7 +159,7 @@ def test_an_answer_without_an_end_is_an_error(world: World) -> None:
 
     assert world.ask("hello").wait() == [
         *["'one' None"] * MAX_ATTEMPTS,
-        "[UNAVAILABLE] d ended the stream without finishing the answer; retry",
+        "[UNAVAILABLE] d ended the stream without finishing the answer; retry after 5 s",
     ]
 
 
