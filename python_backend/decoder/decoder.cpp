@@ -1,6 +1,6 @@
 // The decoder's arithmetic on a CPU: what Python calls, and a whole step of decodes in one call.
 //
-// Plain C++17 with OpenMP, so that any compiler builds it in a few seconds for the machine it runs on. All tensors are
+// Plain C++17 with threads, so that any compiler builds it in a few seconds for the machine it runs on. All tensors are
 // contiguous; `native.py` and `linear.py` describe them.
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace {
 
-// As `_Weight`, `_Layer` and `_Model` in layers.py.
+// As `_Weight`, `_Layer` and `_Model` in fused.py.
 struct Weight {
     const uint32_t* packed;
     const void* bias;      // null: none
@@ -80,14 +80,14 @@ void decode(const Model& model, const Layer* layers, const T* norm, const Decode
 
 // Weights (out, groups) into panels; `packed` has zeros where the last panel has no outputs.
 extern "C" void pack(const uint32_t* weights, int64_t num_outputs, int64_t num_groups, uint32_t* packed) {
-#pragma omp parallel for
-    for (int64_t panel = 0; panel < (num_outputs + panel_outputs - 1) / panel_outputs; ++panel)
+    Team::instance().run((num_outputs + panel_outputs - 1) / panel_outputs, [&](int64_t panel) {
         for (int64_t group = 0; group < num_groups; ++group)
             for (int64_t i = 0; i < panel_outputs; ++i) {
                 const int64_t output = panel * panel_outputs + i;
                 if (output < num_outputs)
                     packed[(panel * num_groups + group) * panel_outputs + i] = weights[output * num_groups + group];
             }
+    });
 }
 
 #define OPERATORS(T, suffix)                                                                                    \

@@ -70,4 +70,36 @@ inline Lanes load(const BFloat16* place) {
     return result;
 }
 
+template <typename To, typename From>
+inline To as(From value) {
+    static_assert(sizeof(To) == sizeof(From), "the same bits");
+    To result;
+    std::memcpy(&result, &value, sizeof result);
+    return result;
+}
+
+inline BitLanes load_bits(const void* place) {
+    BitLanes result;
+    std::memcpy(&result, place, sizeof result);
+    return result;
+}
+
+// The sums of sixteen vectors, each in a lane: neighbours are added, four times, while two vectors become one.
+inline Lanes sums_of(const Lanes (&rows)[lanes]) {
+    typedef int32_t Places __attribute__((vector_size(lanes * sizeof(int32_t))));
+    const Places own[] = {{0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30},
+                          {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29},
+                          {0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27},
+                          {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}};
+    Lanes sums[lanes];
+    std::memcpy(sums, rows, sizeof sums);
+#pragma GCC unroll 4
+    for (int level = 0; level < 4; ++level)
+#pragma GCC unroll 8
+        for (int i = 0; i < lanes >> (level + 1); ++i)
+            sums[i] = __builtin_shuffle(sums[2 * i], sums[2 * i + 1], own[level]) +
+                      __builtin_shuffle(sums[2 * i], sums[2 * i + 1], own[level] + (1 << level));
+    return sums[0];
+}
+
 }  // namespace

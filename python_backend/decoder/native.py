@@ -26,7 +26,10 @@ FOLDER = Path(__file__).parent
 SOURCE = FOLDER / "decoder.cpp"
 CACHE = Path("~/.cache/vlm-relay")
 COMPILERS = ("g++", "clang++", "c++")
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
+FLAGS = (
+    *("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-pthread"),
+    *("-shared", "-fPIC"),
+)
 LANES = 16  # channels of a head come in groups of this many
 COMPILE_LIMIT_S = 120
 

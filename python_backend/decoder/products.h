@@ -2,20 +2,20 @@
 
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
+#include "team.h"
 #include "tiles.h"
 
 namespace {
 
 // With few rows several panels are read at once, which keeps more of memory busy; the numbers are measured.
 constexpr int64_t most_wide_rows = 4, most_panels = 8;
+constexpr int64_t panels_of_a_piece = 8;
 constexpr int panels_at_once(int64_t rows) { return rows == 1 ? 8 : rows <= 3 ? 4 : 3; }
 
 template <typename Groups>
@@ -42,12 +42,14 @@ struct Tiles {
         if (num_rows == 1) return;
         memory.resize(num_rows * num_groups);
         inputs = memory.data();
-#pragma omp parallel for if (count > 4)
-        for (int64_t tile = 0; tile < count; ++tile) {
-            uint32_t* place = memory.data() + first(tile) * num_groups;
-            for (int64_t group = 0; group < num_groups; ++group)
-                for (int64_t row = first(tile); row < first(tile + 1); ++row) *place++ = rows[row * num_groups + group];
-        }
+        share(count, 4, [&](int64_t begin, int64_t end) {
+            for (int64_t tile = begin; tile < end; ++tile) {
+                uint32_t* place = memory.data() + first(tile) * num_groups;
+                for (int64_t group = 0; group < num_groups; ++group)
+                    for (int64_t row = first(tile); row < first(tile + 1); ++row)
+                        *place++ = rows[row * num_groups + group];
+            }
+        });
     }
 
     int64_t first(int64_t tile) const { return tile * num_rows / count; }
@@ -85,12 +87,10 @@ void multiply(const uint32_t* inputs, const uint32_t* packed, int64_t num_rows, 
     if (num_rows == 0) return;
     const Tiles tiles(inputs, num_rows, num_groups);
     const int64_t num_panels = (num_outputs + panel_outputs - 1) / panel_outputs;
-#pragma omp parallel if (num_rows * num_groups * num_outputs > 65536)
-    {
-        const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        multiply_panels<Groups>(tiles, packed, thread * num_panels / threads, (thread + 1) * num_panels / threads,
-                                finish);
-    }
+    const bool is_small = num_rows * num_groups * num_outputs <= 65536;
+    share(num_panels, is_small ? num_panels : panels_of_a_piece, [&](int64_t first, int64_t last) {
+        multiply_panels<Groups>(tiles, packed, first, last, finish);
+    });
 }
 
 // inputs (n, in) times weights (out, in), plus a bias (out,) or null.
@@ -132,9 +132,10 @@ void product_int8(const T* inputs, const uint32_t* packed, const float* steps, c
                   int64_t num_rows, int64_t num_inputs, int64_t num_outputs, T* out) {
     std::vector<uint8_t> bytes(num_rows * num_inputs);
     std::vector<float> row_steps(num_rows);
-#pragma omp parallel for if (num_rows * num_inputs > 65536)
-    for (int64_t row = 0; row < num_rows; ++row)
-        row_steps[row] = quantize_row(inputs + row * num_inputs, num_inputs, bytes.data() + row * num_inputs);
+    share(num_rows, 1 + 16384 / num_inputs, [&](int64_t first, int64_t last) {
+        for (int64_t row = first; row < last; ++row)
+            row_steps[row] = quantize_row(inputs + row * num_inputs, num_inputs, bytes.data() + row * num_inputs);
+    });
     auto finish = [&](int64_t row, int64_t panel, const IntegerLanes* sums) {
         const int64_t first = panel * panel_outputs, count = std::min(panel_outputs, num_outputs - first);
         T* place = out + row * num_outputs + first;

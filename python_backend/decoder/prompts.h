@@ -5,14 +5,14 @@
 
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
 
+#include "team.h"
 #include "tiles.h"
 
 namespace {
@@ -130,20 +130,18 @@ void attend_rows(const T* query, const PackedHead<T>& packed, int64_t query_head
 template <typename T>
 void attend_prompt(const T* query, const T* keys, const T* values, const int64_t* table, const PromptSizes& sizes,
                    T* out) {
-    std::vector<PackedHead<T>*> heads(sizes.num_kv_heads);
+    std::vector<std::unique_ptr<PackedHead<T>>> heads(sizes.num_kv_heads);
     const int64_t num_tiles = (sizes.num_tokens + max_rows - 1) / max_rows, num_heads = sizes.num_kv_heads * sizes.group;
-#pragma omp parallel
-    {
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t head = 0; head < sizes.num_kv_heads; ++head)
-            heads[head] = new PackedHead<T>(keys, values, table, head, sizes);
-#pragma omp for collapse(2) schedule(dynamic, 4)
-        for (int64_t head = 0; head < num_heads; ++head)
-            for (int64_t tile = 0; tile < num_tiles; ++tile)
-                attend_rows(query, *heads[head / sizes.group], head, tile * sizes.num_tokens / num_tiles,
-                            (tile + 1) * sizes.num_tokens / num_tiles, sizes, out);
-    }
-    for (PackedHead<T>* head : heads) delete head;
+    Team& team = Team::instance();
+    team.run(sizes.num_kv_heads,
+             [&](int64_t head) { heads[head] = std::make_unique<PackedHead<T>>(keys, values, table, head, sizes); });
+    share(num_heads * num_tiles, 4, [&](int64_t first, int64_t last) {
+        for (int64_t piece = first; piece < last; ++piece) {
+            const int64_t head = piece / num_tiles, tile = piece % num_tiles;
+            attend_rows(query, *heads[head / sizes.group], head, tile * sizes.num_tokens / num_tiles,
+                        (tile + 1) * sizes.num_tokens / num_tiles, sizes, out);
+        }
+    });
 }
 
 }  // namespace

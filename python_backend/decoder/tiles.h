@@ -27,35 +27,23 @@ constexpr int max_rows = 13;     // of a tile: 26 sums, two weights and an input
 constexpr int64_t ahead = 2048;  // bytes; measured: fetching so far ahead reaches the full bandwidth
 typedef int32_t IntegerLanes __attribute__((vector_size(lanes * sizeof(int32_t))));
 
-template <typename To, typename From>
-inline To as(From value) {
-    static_assert(sizeof(To) == sizeof(From), "the same bits");
-    To result;
-    std::memcpy(&result, &value, sizeof result);
-    return result;
-}
-
-inline BitLanes load_bits(const uint32_t* place) {
-    BitLanes result;
-    std::memcpy(&result, place, sizeof result);
-    return result;
-}
-
 struct Float32Groups {
     typedef Lanes Sums;
+    static Sums add(Sums sums, BitLanes weights, BitLanes inputs) { return sums + as<Lanes>(weights) * as<Lanes>(inputs); }
     static Sums add(Sums sums, BitLanes weights, uint32_t input) { return sums + as<Lanes>(weights) * as<float>(input); }
 };
 
 struct BFloat16Groups {
     typedef Lanes Sums;
-    static Sums add(Sums sums, BitLanes weights, uint32_t input) {
+    static Sums add(Sums sums, BitLanes weights, BitLanes inputs) {
 #ifdef __AVX512BF16__
-        return (Lanes)_mm512_dpbf16_ps((__m512)sums, as<__m512bh>(weights), as<__m512bh>(_mm512_set1_epi32(input)));
+        return (Lanes)_mm512_dpbf16_ps((__m512)sums, as<__m512bh>(weights), as<__m512bh>(inputs));
 #else
-        sums += as<Lanes>(weights << 16) * as<float>(input << 16);
-        return sums + as<Lanes>(weights & 0xffff0000u) * as<float>(input & 0xffff0000u);
+        sums += as<Lanes>(weights << 16) * as<Lanes>(inputs << 16);
+        return sums + as<Lanes>(weights & 0xffff0000u) * as<Lanes>(inputs & 0xffff0000u);
 #endif
     }
+    static Sums add(Sums sums, BitLanes weights, uint32_t input) { return add(sums, weights, BitLanes{} + input); }
 };
 
 struct Int8Groups {  // inputs from 0 to 255, weights from -127 to 127

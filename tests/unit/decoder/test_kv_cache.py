@@ -81,8 +81,28 @@ def test_the_beginning_of_a_released_sequence_is_evicted_last() -> None:
 
     taken = pool.take(2)
 
-    assert taken == [blocks[2], blocks[1]]
+    assert sorted(taken) == sorted([blocks[2], blocks[1]])
     assert pool.find([key(0), key(1)]) == [blocks[0]]
+
+
+def test_blocks_that_came_back_in_any_order_are_taken_as_neighbours() -> None:
+    pool = BlockPool(6)
+    blocks = pool.take(6)
+    for block in (4, 1, 5, 0, 3):
+        pool.release([block])
+
+    assert blocks == [0, 1, 2, 3, 4, 5]
+    assert [pool.take(2), pool.take(3)] == [[0, 1], [3, 4, 5]]
+
+
+def test_a_cached_prompt_that_is_evicted_leaves_a_run_of_blocks() -> None:
+    pool = BlockPool(4)
+    blocks = pool.take(4)
+    for number, block in enumerate(blocks):
+        pool.publish(block, key(number))
+    pool.release(blocks)
+
+    assert pool.take(3) == [1, 2, 3]
 
 
 def test_taking_more_than_there_is_fails_loudly() -> None:

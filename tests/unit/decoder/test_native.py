@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -240,6 +241,31 @@ def test_threads_share_the_work_and_change_nothing(
                 assert torch.equal(found, expected)
     finally:
         torch.set_num_threads(1)
+
+
+@needs_compiler
+def test_callers_at_the_same_time_share_no_piece(config: DecoderConfig) -> None:
+    library = load_library()
+    assert library is not None
+    linear = NativeLinear(library, random(1, 1500, 64), None)
+    inputs = [random(seed, 9, 64) for seed in range(4)]
+    expected = [linear(each) for each in inputs]
+    wrong: list[int] = []
+
+    def work(caller: int) -> None:
+        torch.set_num_threads(2 + caller % 2)  # of this thread
+        for _ in range(300):
+            if not torch.equal(linear(inputs[caller]), expected[caller]):
+                wrong.append(caller)
+
+    threads = [threading.Thread(target=work, args=(caller,)) for caller in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert not wrong
+    torch.set_num_threads(1)
 
 
 @needs_compiler
