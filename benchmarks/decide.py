@@ -41,6 +41,7 @@ RESULTS = Path(__file__).parent / "results"
 SIZES = (2, 8, 64, 256)
 IMAGES = (0, 1, 4)
 CASES = (*((images, False) for images in IMAGES), (1, True), (4, True))  # images, and whether caches know them
+BETWEEN_S = 0.01  # two decisions
 PLANS = ("split", "hybrid")
 KINDS = ("idle", "mixed", "far")
 PER_MACHINE = 8
@@ -148,12 +149,14 @@ def measure(num_devices: int, kind: str, load: str, num_images: int, has_keys: b
     router, ledger = Router(plan), Ledger(loads_of(load, plan, chance))
     if has_keys:
         fill(ledger, plan.encode.slots)
-    router.decide(shapes[0], ledger.loads)
+    now_s = 0.0
+    router.decide(shapes[0], ledger.loads, now_s)
     least = [float("inf")] * len(shapes)
     for _ in range(num_repeats):
         for index, shape in enumerate(shapes):
+            now_s += BETWEEN_S
             began = perf_counter()
-            decision = router.decide(shape, ledger.loads)
+            decision = router.decide(shape, ledger.loads, now_s)
             least[index] = min(least[index], perf_counter() - began)
             ledger.give_back(ledger.take(decision, RequestShape(num_images, shape.prompt_tokens, shape.max_tokens)))
     mean_us, slowest_us = (round(value * 1e6, 1) for value in (sum(least) / len(least), max(least)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 from python_backend.errors import Overloaded, PeerGone
@@ -52,7 +53,7 @@ class Placing:
         with self._lock:
             shape = self._ledger.with_known_prefix(shape, prefixes)
             try:
-                decision = self._router.decide(shape, self.loads)
+                decision = self._router.decide(shape, self.loads, time.monotonic())
             except LookupError as error:
                 raise Overloaded(f"{error} just now: it died and is being restarted", RESTART_S) from error
             except StagesFull as error:

@@ -124,6 +124,7 @@ class Pools:
         self.factors = {stage: [1.0] * len(self._names(stage)) for stage in STAGES}
         self.encode_rates = [self._encode_rates(e) for e in range(len(self.encoders))]
         self.decode_rates = [self._decode_rates(d) for d in range(len(self.decoders))]
+        self.contention = [costs[place].contention for place in self.decoder_places]
         self.hop_s = [costs[place].transfer.hop_s for place in self.decoder_places]
         self.own: list[list[int]] = [  # d -> the encoders on its own device
             [e for e, encoder in enumerate(plan.encoders) if shares_device(encoder, decoder)]

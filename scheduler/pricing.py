@@ -4,13 +4,13 @@
     side(e, m)       = waiting for e and encoding m images there, + what the decodes on e's device lose meanwhile
     copy(e, d, m)    = control hop + transfer over the link between them
     wait(d)          = until d has a place and room for the context
-    tail(d)          = prefill + decode + crowding
-    crowding(d)      = what the images that wait on d's device lose to the answer's decode, which is little where
-                       others decode already: their steps are taken anyway
+    tail(d)          = (prefill + decode) * stretch + crowding
+    crowding(d)      = what images lose to the answer's decode on d's device, shared with the decodes that run there
 
-Every term grows with the load that it looks at, so more load makes no replica cheaper, but for the first sequence of
-a device with images to encode. Decodes so keep away from where images wait, and images (by the price of stalling, in
-`side`) from where many decode: with a dear encoder devices take sides, with a cheap one all do both.
+Every term grows with the load that it looks at, so more load makes no replica cheaper, but for `crowding`, which more
+decodes share. It and `stretch` follow what a device was asked to encode (`scheduler.demand`). Decodes so keep away from
+devices that encode much, and images (by the price of stalling, in `side`) from where many decode: with a dear encoder
+devices take sides, with a cheap one all do both.
 
 `side` does not depend on d, nor `wait` and `tail` on e: `bounds[d]` is below every price of d, reckoned for all d at
 once, and most decoders need no look at their encoders at all. With one image of the usual size that no cache has, it is
@@ -31,13 +31,6 @@ from scheduler.loads import Load, Loads, RequestShape
 from scheduler.pools import Column
 
 NOBODY: Column = np.empty(0)
-
-CROWDING_WEIGHT = 4.0
-"""A second that a waiting image loses to a decode, in stalled seconds: those behind it, and those to come, lose it too.
-
-Found by simulation (`benchmarks.published`): with half a second per image, hybrids serve 0.83 of what the best split
-does without it, 0.86 at 1, and from 4 on 0.95.
-"""
 
 
 class Pricing:
@@ -81,16 +74,17 @@ class Pricing:
         if load is None:
             return inf
         queued = load.pending_images * self._units + load.pending_tokens / IMAGE_TOKENS
-        return self._encode_s(e, queued + num_images * self._units)
+        return self.encode_s(e, queued + num_images * self._units)
 
     def stall_s(self, e: int, num_images: int) -> float:
         """What the decodes on the device of `e` lose while it encodes `num_images` of ours."""
         sharing = self._pools.sharing[e]
         if not sharing or num_images == 0:
             return 0.0
-        return self._encode_s(e, num_images * self._units) * self._board.beside(sharing)
+        return self.encode_s(e, num_images * self._units) * self._board.beside(sharing)
 
-    def _encode_s(self, e: int, num_images: float) -> float:
+    def encode_s(self, e: int, num_images: float) -> float:
+        """Encode time of so many images of the usual size, alone on the device."""
         batch_s, image_s, max_batch = self._pools.encode_rates[e]
         return batch_s * -(-num_images // max_batch) + image_s * num_images
 
@@ -122,13 +116,16 @@ class Pricing:
 
     def _look_at_decoders(self) -> None:
         """Fills wait, tail and bounds, by d; infinite for one that is gone or full."""
-        board, columns, shape = self._board, self._pools.columns, self.shape
+        board, columns, shape, demand = self._board, self._pools.columns, self.shape, self._board.demand
         needed, num_tokens = shape.total_tokens, shape.prompt_tokens
         generate_s: Column = board.read_s + needed * columns.context_s
         np.maximum(generate_s, board.compute_s, out=generate_s)
         generate_s += columns.step_s
         generate_s *= shape.max_tokens
-        self._crowding_s: Column | None = None
+        if demand is not None:
+            generate_s *= demand.stretch
+            self._crowding: Column = demand.delay * board.stall_weight / (1 + board.sharers())
+        self._generate_s = generate_s
         self.wait_s: Column | None = None  # nobody waits anywhere
         if board.has_excess or board.has_free_tokens:
             with np.errstate(invalid="ignore"):
@@ -137,14 +134,11 @@ class Pricing:
                     self.wait_s += generate_s * np.maximum((needed - board.free_tokens) / needed, 0.0)
             self.wait_s[np.isnan(self.wait_s)] = inf
         prefill_s = columns.start_s + (columns.token_s + columns.squared_s * num_tokens) * num_tokens
-        tail_s: Column = prefill_s + generate_s
-        if board.has_hybrids:
-            added_s = np.where(board.is_still, generate_s, shape.max_tokens * needed * columns.context_s)
-            np.minimum(added_s, board.encoding_s, out=added_s)
-            added_s *= board.pending_images
-            added_s *= board.stall_weight * CROWDING_WEIGHT
-            tail_s += added_s
-            self._crowding_s = added_s
+        if demand is None:
+            tail_s: Column = prefill_s + generate_s
+        else:
+            tail_s = prefill_s * demand.stretch
+            tail_s += generate_s * (1 + self._crowding)
         self.tail_s = tail_s
         side_s = self._side_bounds() if shape.num_images else None
         key = shape.prefix_key
@@ -202,7 +196,8 @@ class Pricing:
             num_tokens, num_cached = self._without_cached(load)
             token_s, squared_s = self._pools.decode_rates[d][-2:]
             whole = self.shape.prompt_tokens
-            self.tail_s[d] -= (token_s + squared_s * (whole + num_tokens)) * (whole - num_tokens)
+            saved_s = (token_s + squared_s * (whole + num_tokens)) * (whole - num_tokens)
+            self.tail_s[d] -= saved_s * self._stretch(d)
             if num_cached and side_s is not None:
                 num_new = sum([not found for found in self.holders.values()])
                 side_s[d] = self._find_least_side(num_new) + self._pools.hop_s[d]
@@ -221,7 +216,11 @@ class Pricing:
         load = self.decoder_loads[d]
         num_tokens = self.shape.prompt_tokens if load is None else self._without_cached(load)[0]
         start_s, token_s, squared_s = self._pools.decode_rates[d][-3:]
-        return start_s + (token_s + squared_s * num_tokens) * num_tokens
+        return (start_s + (token_s + squared_s * num_tokens) * num_tokens) * self._stretch(d)
+
+    def _stretch(self, d: int) -> float:
+        demand = self._board.demand
+        return 1.0 if demand is None else demand.stretch.item(d)
 
     def waiting_s(self, d: int) -> float:
         """wait(d)."""
@@ -229,7 +228,7 @@ class Pricing:
 
     def crowding_s(self, d: int) -> float:
         """The part of the price that is no time of ours."""
-        return 0.0 if self._crowding_s is None else self._crowding_s.item(d)
+        return 0.0 if self._board.demand is None else self._generate_s.item(d) * self._crowding.item(d)
 
     def price_s(self, d: int, side_s: float) -> float:
         """The whole price on decoder `d` with that encode side (0 without images)."""

@@ -83,13 +83,16 @@ class Router:
         """Of a decoder's predicted transfers, the part that is the control message."""
         return self._pools.hop_s[self._pools.index("decode", decoder)]
 
-    def decide(self, shape: RequestShape, loads: Loads) -> Decision:
-        """Where a request of that shape goes.
+    def decide(self, shape: RequestShape, loads: Loads, now_s: float | None = None) -> Decision:
+        """Where a request of that shape goes. Without the time, what was sent to encoders before is not looked at.
 
         Raises:
             NoReplica: a stage that it needs has no available replica.
             StagesFull: every available decoder holds all it may, or (policy `article`) every encoder.
         """
+        demand = self._board.demand
+        if demand is not None and now_s is not None:
+            demand.look(now_s)
         pricing = self._priced(shape, loads)
         if self.policy == "article":
             return self._by_article(shape, pricing)
@@ -99,6 +102,9 @@ class Router:
             choice = choose_mode(self._pools, pricing, "serial" if self.policy == "serial" else "split")
         if choice.d < 0:
             raise self._full(shape, pricing)
+        if demand is not None and now_s is not None and choice.assignment is not None:
+            for e, num_images in choice.assignment.counts.items():
+                demand.send(e, pricing.encode_s(e, num_images * shape.image_units))
         return self._told(shape, pricing, choice, None)
 
     def observe(self, stage: str, replica: str, predicted_s: float, observed_s: float) -> None:

@@ -35,6 +35,12 @@ class Advice:
         """Whether to dedicate GPUs to encoding."""
         return self.chosen is self.split
 
+    @property
+    def does_splitting_pay(self) -> bool:
+        """Whether the best split serves noticeably more than all that always serve whole requests on one GPU."""
+        serial = [each.mean_per_s for each in self.results if each.layout.policy == "serial"]
+        return self.split is not None and self.split.mean_per_s > max(serial, default=0.0) * (1 + NOTICEABLE)
+
     def gain_over(self, other: Result) -> float:
         """How many times the goodput of another layout."""
         return self.chosen.mean_per_s / other.mean_per_s
@@ -134,7 +140,8 @@ def vary(question: Question, topology: Topology, costs: Costs, name: str) -> Var
 
     count = topology.num_gpus
     likely = max(splits(count), key=lambda each: guess_per_s(shares, each.num_encoders, each.num_decoders, False))
-    return Variation(name, goodput(serial(count)), goodput(likely), likely, goodput(hybrid(count)))
+    adaptive = max(goodput(hybrid(count, encoders)) for encoders in dict.fromkeys((count, likely.num_encoders)))
+    return Variation(name, goodput(serial(count)), goodput(likely), likely, adaptive)
 
 
 def num_servers(goodput_per_s: float, target_per_s: float) -> int:

@@ -32,7 +32,9 @@ def text(advice: Advice, question: Question, topology: Topology, variations: Seq
 def verdict(advice: Advice) -> list[str]:
     """What to run and by how much."""
     chosen, split = advice.chosen, advice.split
-    words = "Split" if advice.is_split else "Do not split"
+    words = "Do not split"
+    if advice.does_splitting_pay:
+        words = "Split" if advice.is_split else "Splitting pays, and deciding per request keeps what it gains"
     lines = [f"{words}: run {chosen.layout.name}, {chosen.mean_per_s:.3g} requests/s within the limits."]
     others = [each for each in advice.results if each is not chosen]
     serial = next((each for each in others if each.layout.policy == "serial"), None)
@@ -128,6 +130,7 @@ def to_dict(
         "machine": topology.source,
         "limits": asdict(question.limits),
         "split": advice.is_split,
+        "splitting_pays": advice.does_splitting_pay,
         "run": advice.chosen.layout.name,
         "encode_share": shares.encode_share,
         "break_even_gpus": shares.break_even_gpus if shares.encode_s else None,

@@ -17,7 +17,7 @@ BATCHES = (8, 2)
 COARSE = 0.04
 NEAR, VERY_NEAR = 1.08, 1.03  # how far a search looks at first, from another tuning's result, and from its own
 HOPELESS = 0.75
-"""A split below this share of the best so far, untuned, is not tuned: tuning was never seen to give so much."""
+"""A layout below this share of the best so far, untuned, is not tuned: tuning was never seen to give so much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,6 @@ def compare(
     topology: Topology,
     shares: Shares,
     seeds: Sequence[int],
-    layouts: Sequence[Layout] | None = None,
     told: Callable[[str], None] | None = None,
 ) -> list[Result]:
     """The layouts of a machine, best first. `told` hears what is being looked at.
@@ -49,22 +48,29 @@ def compare(
         FleetRefused, PlacementRefused: no layout fits.
     """
     found: list[Result] = []
-    for layout in every_layout(topology.num_gpus) if layouts is None else layouts:
-        if told is not None:
-            told(layout.name)
-        best = max((each.mean_per_s for each in found), default=0.0)
-        result = tune(question, topology, layout, shares, seeds, best)
-        if result is not None:
-            found.append(result)
+
+    def look_at(layouts: Sequence[Layout]) -> None:
+        for layout in layouts:
+            if told is not None:
+                told(layout.name)
+            best = max((each.mean_per_s for each in found), default=0.0)
+            result = tune(question, topology, layout, shares, seeds, best)
+            if result is not None:
+                found.append(result)
+
+    count = topology.num_gpus
+    look_at([serial(count), *splits(count)])
+    dedicated = [each for each in found if not each.layout.is_hybrid]
+    look_at(hybrids(count, max(dedicated, key=lambda each: each.mean_per_s).layout.num_encoders if dedicated else 1))
     if not found:
         raise PlacementRefused("no layout keeps the limits at any rate; allow more time or a smaller model")
     return sorted(found, key=lambda each: -each.mean_per_s)
 
 
-def every_layout(num_gpus: int) -> list[Layout]:
-    """Serial, hybrid with all encoders and with half of them, and the splits, the likelier first."""
-    some = [hybrid(num_gpus, num_gpus // 2)] if num_gpus > 1 else []
-    return [serial(num_gpus), hybrid(num_gpus), *some, *splits(num_gpus)] if num_gpus > 1 else [serial(num_gpus)]
+def hybrids(num_gpus: int, num_encoders: int) -> list[Layout]:
+    """Those in which all, half, one, or as many as in the best split may encode; none for one GPU."""
+    counts = dict.fromkeys((num_gpus, num_gpus // 2, num_encoders, 1)) if num_gpus > 1 else ()
+    return [hybrid(num_gpus, count) for count in counts]
 
 
 def tune(

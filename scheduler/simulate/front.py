@@ -199,7 +199,7 @@ class Front:
     def _start(self, live: LiveRequest) -> None:
         live.attempt += 1
         try:
-            decision = self._router.decide(live.shape, self.ledger.loads)
+            decision = self._router.decide(live.shape, self.ledger.loads, self.agenda.now_s)
         except (NoReplica, StagesFull):
             self.end(live, REFUSED)
             return

@@ -66,9 +66,9 @@ def kill(server: Server, replica: str) -> None:
 
 def wait_back(server: Server, replica: str, recoveries: float) -> None:
     """Until the scheduler says that the replica is back."""
-    assert wait_until(
-        lambda: metric(server, "vlm_relay_recoveries_total", replica=replica) > recoveries, BACK_S
-    ), f"{replica} did not come back"
+    assert wait_until(lambda: metric(server, "vlm_relay_recoveries_total", replica=replica) > recoveries, BACK_S), (
+        f"{replica} did not come back"
+    )
 
 
 def test_a_stream_whose_decoder_is_killed_goes_on_with_the_identical_text(pools: Server) -> None:

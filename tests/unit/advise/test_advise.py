@@ -11,7 +11,7 @@ import pytest
 from scheduler.advise.__main__ import main
 from scheduler.advise.advice import choose, num_servers
 from scheduler.advise.goodput import Question, find_goodput, look
-from scheduler.advise.search import Result, every_layout
+from scheduler.advise.search import Result, hybrids
 from scheduler.advise.share import guess_per_s, shares_of
 from scheduler.fleet import FleetRefused, Layout, Tuning, describe_machine, hybrid, plan_of, profile_of, serial, splits
 from scheduler.placement import place
@@ -84,21 +84,15 @@ def test_servers_are_not_asked_for_all_they_can() -> None:
     assert num_servers(50.0, 1.0) == 1
 
 
-def test_every_division_of_a_machine_is_tried() -> None:
-    names = [layout.name for layout in every_layout(4)]
+def test_hybrids_are_tried_with_as_many_encoders_as_the_best_split() -> None:
+    names = [layout.name for layout in hybrids(8, 5)]
 
-    assert names == [
-        "serial",
-        "hybrid, all encode",
-        "hybrid, 2 of 4 encode",
-        "split 1 + 3",
-        "split 2 + 2",
-        "split 3 + 1",
-    ]
-    assert [layout.name for layout in every_layout(1)] == ["serial"]
+    assert names == [f"hybrid, {count} encode" for count in ("all", "4 of 8", "5 of 8", "1 of 8")]
+    assert len(hybrids(2, 1)) == 2
+    assert hybrids(1, 1) == []
 
 
-@pytest.mark.parametrize("layout", every_layout(4), ids=lambda each: each.name)
+@pytest.mark.parametrize("layout", [serial(4), *splits(4), *hybrids(4, 3)], ids=lambda each: each.name)
 def test_a_layout_is_placed_as_it_says(layout: Layout) -> None:
     plan = place(profile_of(describe_machine(4, "H100"), layout, Tuning()), describe_machine(4, "H100"))
 

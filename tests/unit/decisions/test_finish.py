@@ -91,10 +91,15 @@ def pools_of(placed: Plan) -> Pools:
     return Pools(placed, costs_of(placed, uneven))
 
 
-def priced(placed: Plan, now: Loads, shape: RequestShape) -> Pricing:
-    """All prices of a request."""
+def priced(placed: Plan, now: Loads, shape: RequestShape, sent_s: Sequence[float] = ()) -> Pricing:
+    """All prices of a request; `sent_s` by encoder, of encoding in the second before."""
     board = Board(pools_of(placed), limit=12, max_sequences=8, stall_weight=1.0)
     board.follow(now)
+    if board.demand is not None and sent_s:
+        board.demand.look(0.0)
+        for e, seconds in enumerate(sent_s[: len(placed.encoders)]):
+            board.demand.send(e, seconds)
+        board.demand.look(1.0)
     return Pricing(board, shape, now)
 
 
@@ -110,12 +115,12 @@ def shapes(draw: st.DrawFn) -> RequestShape:
     )
 
 
-@given(worlds(most=6, has_keys=True), shapes())
+@given(worlds(most=6, has_keys=True), shapes(), st.lists(st.floats(0, 2), min_size=6, max_size=6) | st.just([]))
 @settings(max_examples=300, deadline=None)
 def test_leaving_decoders_out_by_their_bound_leaves_out_no_better_one(
-    world: tuple[Plan, Loads], shape: RequestShape
+    world: tuple[Plan, Loads], shape: RequestShape, sent_s: list[float]
 ) -> None:
-    pricing = priced(*world, shape)
+    pricing = priced(*world, shape, sent_s)
     everything = []
     for d in range(len(world[0].decoders)):
         if pricing.bounds[d] < inf:
@@ -193,8 +198,7 @@ def test_more_load_anywhere_makes_nothing_cheaper(
     prices = [before.price_s(d, before.assign(d).side_s) for d in range(len(placed.decoders))]
     everybody = {**now.encoders, **now.decoders}
     load = list(everybody.values())[at % len(everybody)]
-    if load.running:  # the first on a device may make the next cheaper: see scheduler.pricing
-        load.running += added["running"]
+    load.running += added["running"]
     load.pending_images += added["pending_images"]
     load.pending_tokens += added["pending_tokens"]
 

@@ -9,7 +9,6 @@ from scheduler.cost import Costs, DecodeCost, EncodeCost, PrefillCost, TransferC
 from scheduler.loads import Load, Loads, RequestShape
 from scheduler.plan import Device, Link, Plan, Replica
 from scheduler.pools import link_between, shares_device
-from scheduler.pricing import CROWDING_WEIGHT
 from scheduler.profile import DecodeTable, EncodeTable, LimitsTable, ScheduleTable
 
 EMBEDDING_BYTES = 4_718_592
@@ -109,12 +108,7 @@ def naive_price_s(
     wait_s = generate_s * max(0, load.running - batch + 1) / batch
     if load.free_kv_tokens is not None:
         wait_s += generate_s * max(0, shape.total_tokens - load.free_kv_tokens) / shape.total_tokens
-    own = [now.encoders[each.name] for each in placed.encoders if shares_device(each, by_name[decoder])]
-    pending = [each.pending_images for each in own if each.is_available]
-    cache_s = shape.max_tokens * shape.total_tokens * costs.decode.kv_bytes_per_token / costs.decode.bytes_per_s
-    lost_s = min(cache_s if load.running else generate_s, sum(costs.encode.seconds(each) for each in pending))
-    crowding_s = lost_s * sum(pending) * placed.schedule.stall_weight * CROWDING_WEIGHT
-    return max(*sides, wait_s) + costs.prefill.seconds(shape.prompt_tokens) + generate_s + crowding_s
+    return max(*sides, wait_s) + costs.prefill.seconds(shape.prompt_tokens) + generate_s
 
 
 def every_placement(placed: Plan, shape: RequestShape, now: Loads) -> list[tuple[tuple[str, ...], str]]:

@@ -1,0 +1,77 @@
+"""How much of its time each shared device is asked to encode, and what that and its decodes take from each other.
+
+With u the share of the last seconds that a device's encoders were sent work for, and s, t the shares of their speed
+that encodes and decodes keep beside each other (`ContentionCost`):
+
+    stretch = 1 / (1 - min(1, u / s) * (1 - t))        how many times longer prefills and decodes take there
+    delay   = u * (wait(u / s) / s - wait(u))          seconds that images are delayed, per second of decoding there
+    wait(u) = 1 + u / 2 / (1 - u)                      in encodes, until an image is done: M/D/1 (Pollaczek, Khinchine)
+
+A device that is asked to encode more than the share s cannot do so beside decodes at all: `delay` is then so large
+that decodes keep away while others take them. Without it, requests decode on whatever device is emptiest, which is the
+one that encodes, and all images wait behind them.
+"""
+
+from __future__ import annotations
+
+from math import exp
+
+import numpy as np
+
+from scheduler.pools import Column, Pools
+
+MEMORY_S = 20.0
+"""The time constant of "the last seconds": some answers long, so that one burst makes no device an encoder."""
+
+FIRST_S = 1.0
+"""What was sent within the first moment counts as if it had taken so long."""
+
+LEAST_SHARE = 0.01
+"""An encoder may be asked at any time: of equal devices, one without an encoder is to decode."""
+
+STEP_S = 0.02
+"""Between two looks; sooner, nothing of note can have changed, and a look costs as much as half a decision."""
+
+MOST_USED = 0.98
+"""A queue that would grow for ever is reckoned as one that is used so much."""
+
+
+class Demand:
+    """What the encoders of each decoder's device were sent. By d; nothing on devices without an encoder."""
+
+    def __init__(self, pools: Pools) -> None:
+        self._sharing = pools.sharing
+        self._has_encoder = np.array([bool(own) for own in pools.own], dtype=np.float64)
+        self._encode_speed = np.array([each.encode_speed for each in pools.contention])
+        self._lost = np.array([1 - each.decode_speed for each in pools.contention])
+        self._sent_s = np.zeros(len(pools.decoders))  # of encoding, those of longer ago counting less
+        self._began_s: float | None = None
+        self._now_s = 0.0
+        self.stretch: Column = np.ones(len(pools.decoders))
+        self.delay: Column = np.zeros(len(pools.decoders))
+
+    def send(self, e: int, seconds: float) -> None:
+        """An encoder is given so much work."""
+        for d in self._sharing[e]:
+            self._sent_s[d] += seconds
+
+    def look(self, now_s: float) -> None:
+        """Brings `stretch` and `delay` up to date, `STEP_S` after the last time at the earliest."""
+        if self._began_s is None:
+            self._began_s = self._now_s = now_s
+        elif now_s - self._now_s < STEP_S:
+            return
+        self._sent_s *= exp((self._now_s - now_s) / MEMORY_S)
+        self._now_s = now_s
+        memory_s = MEMORY_S * (1 - exp((self._began_s - now_s - FIRST_S) / MEMORY_S))
+        share: Column = np.maximum(self._sent_s / memory_s, LEAST_SHARE)
+        share *= self._has_encoder
+        beside = share / self._encode_speed
+        lost: Column = np.minimum(beside, 1.0) * self._lost
+        self.stretch = np.reciprocal(1.0 - lost)
+        self.delay = share * (_wait(beside) / self._encode_speed - _wait(share))
+
+
+def _wait(used: Column) -> Column:
+    capped: Column = np.minimum(used, MOST_USED)
+    return 1.0 + capped / 2.0 / (1.0 - capped)
