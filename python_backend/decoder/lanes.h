@@ -70,6 +70,16 @@ inline Lanes load(const BFloat16* place) {
     return result;
 }
 
+inline void store(Lanes values, float* place) { std::memcpy(place, &values, sizeof values); }
+
+inline void store(Lanes values, BFloat16* place) {  // as one by one
+    BitLanes bits;
+    std::memcpy(&bits, &values, sizeof bits);
+    const BitLanes rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const HalfLanes half = __builtin_convertvector(values == values ? rounded : BitLanes{} + 0x7fc0, HalfLanes);
+    std::memcpy(place, &half, sizeof half);
+}
+
 template <typename To, typename From>
 inline To as(From value) {
     static_assert(sizeof(To) == sizeof(From), "the same bits");

@@ -5,6 +5,7 @@ Shapes: n = tokens of the step, r = rows whose logits are wanted, b = decoding s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -85,21 +86,34 @@ class LlamaModel:
             normed = operators.add_and_norm(hidden, added, layer.input_norm)
             keys, values = cache.keys(index), cache.values(index)
             query = operators.rotate_and_store(layer.qkv(normed), step.positions, step.blocks, keys, values)
-            attended = self._attend(query, keys, values, step).flatten(1)
-            if index == len(self._layers) - 1:  # from here on nothing but the logits is wanted
+            is_last = index == len(self._layers) - 1  # of it nothing but the logits is wanted
+            spans = tuple(map(last_row, step.prompts)) if is_last else step.prompts
+            attended = self._attend(query, keys, values, step.decode, spans).flatten(1)
+            if is_last:
                 hidden, attended = hidden[step.logit_rows], attended[step.logit_rows]
             normed = operators.add_and_norm(hidden, layer.output(attended), layer.mlp_norm)
             added = layer.down(operators.gate(layer.gate_up(normed)))
         return self._head(operators.add_and_norm(hidden, added, self._norm)).float()
 
-    def _attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: PackedStep) -> torch.Tensor:
+    def _attend(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        decode: DecodeGroup | None,
+        spans: Iterable[PromptSpan],
+    ) -> torch.Tensor:
         attended = torch.zeros_like(query)
-        if step.decode is not None:
-            tables, lengths = step.decode.tables, step.decode.lengths
-            size = len(lengths)
-            attended[:size] = self._operators.attend_decodes(query[:size], keys, values, tables, lengths)
-        for span in step.prompts:
+        if decode is not None:
+            size = len(decode.lengths)
+            attended[:size] = self._operators.attend_decodes(query[:size], keys, values, decode.tables, decode.lengths)
+        for span in spans:
             attended[span.first : span.last] = self._operators.attend_prompt(
                 query[span.first : span.last], keys, values, span.table, span.num_before
             )
         return attended
+
+
+def last_row(span: PromptSpan) -> PromptSpan:
+    """The span's last row alone: the only one that can have logits."""
+    return PromptSpan(span.last - 1, span.last, span.num_before + span.last - 1 - span.first, span.table)

@@ -79,10 +79,13 @@ float weigh(float* scores, int64_t count, int64_t size, float scale, int64_t str
         total += scores[i];
     }
     std::fill(scores + count, scores + size, 0.0f);
-    for (int64_t group = 0; group < size / per_group; ++group) {
-        T pair[per_group];
-        for (int64_t i = 0; i < per_group; ++i) store(scores[group * per_group + i], pair[i]);
-        std::memcpy(out + group * stride, pair, sizeof pair);
+    for (int64_t first = 0; first < size; first += lanes) {
+        T weights[lanes];
+        store(load(scores + first), weights);
+        for (int64_t i = 0; i < lanes; i += per_group) {
+            std::memcpy(out, weights + i, sizeof *out);
+            out += stride;
+        }
     }
     return total;
 }
