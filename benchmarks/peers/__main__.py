@@ -1,16 +1,19 @@
-"""Decoder against decoder: this engine and vLLM's CPU build on one checkpoint, with the same threads, in turns.
+"""Decoder against decoder: this engine, vLLM's CPU build and OpenVINO GenAI on one checkpoint, in turns.
 
-    python -m benchmarks.peers --geometry small --concurrent 1 4 16 --tokens 64
+    python -m benchmarks.peers --geometry small --concurrent 1 4 16 --tokens 64 --openvino
 
-Image features go in on both sides, so that no vision encoder is timed. Requests arrive together; `step` is the median
-time between tokens while all decode, `first` the time to the first token of any, `total` until all have ended. A side
-that does not run is stopped (SIGSTOP), so that none of its threads spins. vLLM's environment: see benchmarks/README.md.
+Image features go in (a picture with OpenVINO GenAI, which takes no features; its encoder is tiny). Requests arrive
+together; `step` is the median time between tokens while all decode, `first` the time to the first token of any, `total`
+until all have ended. A side that does not run is stopped (SIGSTOP), so that none of its threads spins. The peers'
+environments: see benchmarks/README.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -24,7 +27,9 @@ from python_backend.checkpoint import PROJECT_ROOT
 
 MEASURED = ("python_backend/decoder", "python_backend/weights.py", "benchmarks/peers")
 RESULTS = PROJECT_ROOT / "benchmarks" / "results"
-VLLM = PROJECT_ROOT / "build" / "vllm" / "bin" / "python"
+VLLM = PROJECT_ROOT / "build" / "vllm" / "bin"
+OPENVINO = PROJECT_ROOT / "build" / "openvino" / "bin"
+PEERS = ("vllm", "openvino")
 
 
 class Side:
@@ -71,7 +76,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[64])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--step-tokens", type=int, default=2048, help="prompt and decode tokens of a step, both sides")
-    parser.add_argument("--int8", action="store_true", help="this engine with int8 weights as a third side")
+    parser.add_argument("--int8", action="store_true", help="this engine with int8 weights, too")
+    parser.add_argument("--openvino", action="store_true", help="OpenVINO GenAI, too")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "checkpoint"
@@ -85,7 +91,8 @@ def main() -> None:
         for side in sides.values():
             side.close()
     report = {"provenance": provenance("benchmarks.peers", sys.argv[1:], MEASURED), "rows": rows}
-    path = RESULTS / f"peers_{arguments.geometry}_{arguments.threads}t.json"
+    lengths = "_".join(map(str, arguments.tokens))
+    path = RESULTS / f"peers_{arguments.geometry}_{arguments.threads}t_{lengths}.json"
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
@@ -97,8 +104,20 @@ def start(arguments: argparse.Namespace, checkpoint: Path, logs: Path) -> dict[s
     if arguments.int8:
         sides["own_int8"] = Side([*own, "int8"], logs / "own_int8.log")
     worker = Path(__file__).with_name("vllm_worker.py")
-    sides["vllm"] = Side([str(VLLM), str(worker), *common], logs / "vllm.log")
+    sides["vllm"] = Side([str(VLLM / "python"), str(worker), *common], logs / "vllm.log")
+    if arguments.openvino:
+        command = [str(OPENVINO / "python"), str(Path(__file__).with_name("openvino_worker.py"))]
+        folder = export(checkpoint, logs / "openvino")
+        sides["openvino"] = Side([*command, str(folder), *common[1:]], logs / "openvino.log")
     return sides
+
+
+def export(checkpoint: Path, folder: Path) -> Path:
+    """The checkpoint as OpenVINO reads it."""
+    command = [str(OPENVINO / "optimum-cli"), "export", "openvino", "--task", "image-text-to-text"]
+    command += ["--weight-format", "fp16", "--model", str(checkpoint), str(folder)]
+    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    return folder
 
 
 def compare(sides: dict[str, Side], num_requests: int, num_tokens: int, num_rounds: int) -> dict[str, object]:
@@ -112,10 +131,11 @@ def compare(sides: dict[str, Side], num_requests: int, num_tokens: int, num_roun
     row: dict[str, object] = {"concurrent": num_requests, "tokens": num_tokens}
     for name, found in rounds.items():
         row[name] = {key: median(each[key] for each in found) for key in found[0]}
+    for name, peer in itertools.product(rounds.keys() - PEERS, rounds.keys() & PEERS):
         for key in ("step_s", "first_s", "total_s"):
-            ratios = [own[key] / theirs[key] for own, theirs in zip(found, rounds["vllm"], strict=True) if theirs[key]]
-            if name != "vllm" and ratios:
-                row[f"{name}_{key[:-2]}_over_vllm"] = median(ratios)
+            pairs = [(own[key], theirs[key]) for own, theirs in zip(rounds[name], rounds[peer], strict=True)]
+            if all(theirs for _, theirs in pairs):  # an answer of one token has no steps
+                row[f"{name}_{key[:-2]}_over_{peer}"] = median(own / theirs for own, theirs in pairs)
     print(json.dumps(row), flush=True)
     return row
 
