@@ -76,9 +76,9 @@ def world(start_relay: StartRelay) -> World:
 
 
 def settle() -> None:
-    """Returns once every thread that served a request has ended."""
-    for thread in threading.enumerate():
-        if REQUEST_THREAD.fullmatch(thread.name):
+    """Returns once every thread that serves a request has ended, and those that it made room for."""
+    while serving := [thread for thread in threading.enumerate() if REQUEST_THREAD.fullmatch(thread.name)]:
+        for thread in serving:
             thread.join(PATIENCE_S)
             assert not thread.is_alive(), f"{thread.name} still runs"
 
