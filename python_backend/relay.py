@@ -20,7 +20,6 @@ from dataclasses import replace
 
 from python_backend.encoding import Encoding
 from python_backend.errors import (
-    Cancelled,
     DeadlineExceeded,
     EmbeddingGone,
     InternalError,
@@ -29,6 +28,7 @@ from python_backend.errors import (
     RelayError,
 )
 from python_backend.generate import GenerateRequest
+from python_backend.house import House
 from python_backend.metrics import Meter
 from python_backend.placing import RESTART_S, Placing
 from python_backend.prompt import Prompt, PromptBuilder
@@ -45,7 +45,7 @@ from python_backend.stream import (
 )
 from python_backend.timeline import Attribute, Timeline
 from python_backend.tracing import NoTracer, Tracer
-from scheduler.admission import WaitingRoom
+from python_backend.watch import Watch, too_late
 from scheduler.cost import IMAGE_TOKENS
 from scheduler.decision import Decision
 from scheduler.ledger import Place
@@ -55,11 +55,7 @@ from scheduler.profile import LimitsTable
 
 logger = logging.getLogger(__name__)
 
-WATCH_S = 0.02  # deadlines are kept to within this
 MAX_ATTEMPTS = 3  # per request: the first, and two more when stages die
-USUAL_PROMPT_TOKENS = 600  # of a request that was not tokenised yet: an image and a question
-SHORTEST_HINT_S, LONGEST_HINT_S = 0.1, 60.0
-CANCEL_POLL_S = 0.1  # asking Triton whether a client is gone costs 34 us
 
 
 class Relay:
@@ -84,7 +80,7 @@ class Relay:
     ) -> None:
         self._stages = stages
         self._prompts = prompts
-        self._limits = limits
+        self._warn_ms = limits.encode_transfer_warn_ms
         self._meter = meter
         self._clock = clock
         self._tracer = tracer or NoTracer()
@@ -92,19 +88,13 @@ class Relay:
         self._chance = chance or random.Random()
         self._placing = placing
         self._encoding = Encoding(stages, gate_width)
-        self._lock = threading.Lock()  # guards the room and the streams in flight
-        self._room: WaitingRoom[Stream] = WaitingRoom(limits.max_waiting + 1, limits.ageing_s)
-        self._serving: set[Stream] = set()
-        self._num_arriving = 0  # of those, not placed yet
+        self._house = House(placing, limits)
         self._serials = itertools.count(1)
-        self._is_closed = threading.Event()
-        self._watch = threading.Thread(target=self._keep_watch, name="watch", daemon=True)
-        self._watch.start()
+        self._watch = Watch(self._house, limits.stall_s, clock, self._end)
 
     def num_in_flight(self) -> int:
         """Requests being served or waiting."""
-        with self._lock:
-            return len(self._serving) + len(self._room)
+        return sum(self._house.counts())
 
     def accept(self, request: GenerateRequest, client: Client, trace: str = "") -> None:
         """Takes responsibility for a request: it will be ended, exactly once.
@@ -119,7 +109,7 @@ class Relay:
             request=self._with_seed(request),
             client=client,
             arrived_s=now,
-            rank=self._room.rank(request.priority, now),
+            rank=self._house.rank(request.priority, now),
             deadline_s=deadline_s,
             progress_s=now,
             attempt=Attempt(1),
@@ -131,10 +121,7 @@ class Relay:
             self._meter.add("vlm_relay_rejected_total", labels={"reason": "draining"})
             self._end(stream, Overloaded("the server is stopping and takes no new requests", 5.0))
             return
-        with self._lock:
-            refusal = self._refusal(request, now)
-            if refusal is None:
-                self._room.enter(stream, request.priority, deadline_s, now)
+        refusal = self._house.enter(stream, now)
         if refusal is not None:
             self._meter.add("vlm_relay_rejected_total", labels={"reason": "full"})
             self._end(stream, refusal)
@@ -142,24 +129,11 @@ class Relay:
         self._meter.add("vlm_relay_admitted_total")
         self._dispatch()
 
-    def _refusal(self, request: GenerateRequest, now_s: float) -> Overloaded | None:
-        """Why a request cannot even wait; None when it can, or need not. The caller holds the lock."""
-        if self._has_place():
-            return None
-        limits = self._limits
-        allowed_s = min(limits.max_wait_s, request.deadline_s or limits.max_wait_s)
-        turn_s = self._placing.turn_s(USUAL_PROMPT_TOKENS, request.sampling.max_tokens)
-        found = self._room.refusal(request.priority, now_s, limits.max_waiting, allowed_s, turn_s)
-        if found is None:
-            return None
-        return Overloaded(f"{len(self._serving)} requests are in flight and {found.text}", _hint(found.retry_after_s))
-
     def replica_died(self, name: str) -> None:
         """Gives no new work to a replica, and tries what waits for it elsewhere. Returns at once."""
         self._placing.died(name)
         self._encoding.died(name)
-        with self._lock:
-            waiting = [(stream, stream.attempt) for stream in self._serving if name in stream.attempt.waits_on]
+        waiting = self._house.waiting_for(name)
         self._meter.add("vlm_relay_deaths_total", labels={"replica": name})
         for stream, attempt in waiting:
             self._try_again(stream, attempt, PeerGone(f"{name} died; retry"))
@@ -172,12 +146,10 @@ class Relay:
 
     def close(self) -> None:
         """Ends every request that is left, and the watch."""
-        self._is_closed.set()
-        self._watch.join(timeout=5)
-        with self._lock:
-            left = [*self._serving, *self._room.items()]
-            self._room.remove({id(stream) for stream in left})  # or an ended request's place would start it
-        for stream in left:
+        self._watch.close()
+        serving, waiting = self._house.everybody()
+        self._house.send_away(waiting)  # or an ended request's place would start it
+        for stream in (*serving, *waiting):
             self._end(stream, PeerGone("the server is stopping"))
         self._encoding.close()
 
@@ -190,42 +162,18 @@ class Relay:
 
     # -- places -------------------------------------------------------------------------------------------
 
-    def _has_place(self) -> bool:
-        """Whether one more may be served now, so far as bounds and decoders go. The caller holds the lock."""
-        return len(self._serving) < self._limits.max_in_flight and self._placing.has_room(self._num_arriving)
-
     def _dispatch(self) -> None:
         """Gives free places to those who wait, most urgent first."""
-        while True:
-            now = self._clock()
-            with self._lock:
-                stream = self._room.take(now) if self._has_place() else None
-                if stream is None:
-                    break
-                self._serving.add(stream)
-                self._num_arriving += 1
-                stream.attempt.is_arriving = True
-                stream.progress_s = now  # waiting for a place was no silence of a stage
-                stream.attempt.observed.queue_s = now - stream.arrived_s
+        while (stream := self._house.serve_next(now := self._clock())) is not None:
+            stream.attempt.observed.queue_s = now - stream.arrived_s
             self._start(stream, stream.attempt)
-        self._report()
-
-    def _note_arrived(self, attempt: Attempt) -> None:
-        """An attempt is charged for now, or over."""
-        with self._lock:
-            if attempt.is_arriving:
-                attempt.is_arriving = False
-                self._num_arriving -= 1
+        serving, waiting = self._house.counts()
+        self._meter.set("vlm_relay_in_flight_requests", serving)
+        self._meter.set("vlm_relay_waiting_requests", waiting)
 
     def _start(self, stream: Stream, attempt: Attempt) -> None:
         name = stream.job_id(attempt)
         threading.Thread(target=self._serve, args=(stream, attempt), name=name, daemon=True).start()
-
-    def _report(self) -> None:
-        with self._lock:
-            serving, waiting = len(self._serving), len(self._room)
-        self._meter.set("vlm_relay_in_flight_requests", serving)
-        self._meter.set("vlm_relay_waiting_requests", waiting)
 
     # -- one attempt --------------------------------------------------------------------------------------
 
@@ -235,7 +183,7 @@ class Relay:
         except (PeerGone, EmbeddingGone) as error:
             self._try_again(stream, attempt, error)
         except DeadlineExceeded:
-            self._end(stream, _too_late(stream, "being served"), attempt)
+            self._end(stream, too_late(stream, "being served"), attempt)
         except RelayError as error:
             self._end(stream, error, attempt)
         except Exception as error:
@@ -281,7 +229,7 @@ class Relay:
         except Overloaded:
             self._meter.add("vlm_relay_rejected_total", labels={"reason": "stages"})
             raise
-        self._note_arrived(attempt)
+        self._house.note_arrived(attempt)
         labels = {"mode": place.decision.mode, "reason": place.decision.reason_kind}
         self._meter.add("vlm_relay_decisions_total", labels=labels)
         return place
@@ -291,7 +239,7 @@ class Relay:
         encoders = place.decision.encoders
         if not encoders:
             return
-        self._wait_on(attempt, *encoders)
+        self._house.wait_on(attempt, *encoders)
         began_s = self._clock()
         self._encoding.run(
             encoders,
@@ -304,7 +252,7 @@ class Relay:
         attempt.observed.encode_s = stream.progress_s - began_s
         stream.timeline.add("encode", began_s, stream.progress_s, encoders=",".join(encoders))
         self._placing.note_encoded(place)
-        slow = place.decision.warning(self._limits.encode_transfer_warn_ms, attempt.observed.encode_s)
+        slow = place.decision.warning(self._warn_ms, attempt.observed.encode_s)
         if slow is not None:
             logger.warning("%s: %s", stream.id, slow)
 
@@ -318,7 +266,7 @@ class Relay:
                 return
             attempt.is_decoding = True
             generated_ids, logprob = tuple(stream.token_ids), stream.cumulative_logprob
-        self._wait_on(attempt, decision.decoder)
+        self._house.wait_on(attempt, decision.decoder)
         job = DecodeJob(
             request_id=stream.job_id(attempt),
             token_ids=prompt.token_ids,
@@ -347,12 +295,6 @@ class Relay:
             num_bytes = chunk.transfer_bytes / len(decision.encoders)
             labels = {"encoder": encoder, "decoder": decision.decoder}
             self._meter.add("vlm_relay_transferred_bytes_total", num_bytes, labels)
-
-    def _wait_on(self, attempt: Attempt, *replicas: str) -> None:
-        """Notes whom an attempt waits for; fails when that one died since it was chosen."""
-        with self._lock:
-            attempt.waits_on = frozenset(replicas)
-        self._placing.check_up(replicas)
 
     def _take(self, stream: Stream, attempt: Attempt, prompt: Prompt, chunk: Chunk) -> bool:
         """Keeps what came and replies when something is due; False when the request is out of our hands."""
@@ -403,10 +345,8 @@ class Relay:
 
     def _close_attempt(self, attempt: Attempt, stream: Stream) -> None:
         """Gives back what an attempt holds; also what a late answer of a dead stage brought after that."""
-        self._note_arrived(attempt)
-        with self._lock:
-            attempt.waits_on = frozenset()
-            handles, attempt.handles = attempt.handles, []
+        self._house.note_arrived(attempt)
+        handles = self._house.take_handles(attempt)
         if attempt.place is not None:
             self._placing.give_back(attempt.place)
         for handle in handles:
@@ -452,46 +392,12 @@ class Relay:
 
     def _settle(self, stream: Stream, outcome: str) -> None:
         """Frees the place of an ended request."""
-        with self._lock:
-            self._serving.discard(stream)
+        self._house.leave(stream)
         self._meter.add("vlm_relay_requests_total", labels={"outcome": outcome})
         if stream.trace:
             told: dict[str, Attribute] = {"request": stream.id, "outcome": outcome, "tokens": len(stream.token_ids)}
             self._tracer.ended(stream.trace, stream.timeline, told)
         self._dispatch()
-
-    # -- the watch ----------------------------------------------------------------------------------------
-
-    def _keep_watch(self) -> None:
-        polled_s = self._clock()
-        while not self._is_closed.wait(WATCH_S):
-            now = self._clock()
-            asks_clients = now - polled_s >= CANCEL_POLL_S
-            polled_s = now if asks_clients else polled_s
-            try:
-                self._look(now, asks_clients)
-            except Exception:
-                logger.exception("the watch failed")
-
-    def _look(self, now: float, asks_clients: bool) -> None:
-        with self._lock:
-            late = self._room.expire(now)
-            waiting = self._room.items()
-            serving = list(self._serving)
-        for stream in late:
-            self._end(stream, _too_late(stream, "waiting for a place"))
-        for stream in serving:
-            if stream.deadline_s is not None and now >= stream.deadline_s:
-                self._end(stream, _too_late(stream, "being served"))
-            elif now - stream.progress_s > self._limits.stall_s:
-                self._end(stream, PeerGone(f"nothing came for {self._limits.stall_s:g} s; retry"))
-        if asks_clients:
-            gone = [stream for stream in waiting if _is_gone(stream)]
-            with self._lock:
-                self._room.remove({id(stream) for stream in gone})
-            gone += [stream for stream in serving if _is_gone(stream)]
-            for stream in gone:
-                self._end(stream, Cancelled("the client cancelled the request or went away"))
 
 
 def _urgency(priority: int) -> str:
@@ -503,28 +409,3 @@ def _told(decision: Decision) -> dict[str, Attribute]:
     """A decision as attributes of its span."""
     told: dict[str, Attribute] = {"decoder": decision.decoder, "mode": decision.mode, "reason": decision.reason}
     return told | ({"encoders": ",".join(decision.encoders)} if decision.encoders else {})
-
-
-def _is_gone(stream: Stream) -> bool:
-    """Whether nobody waits for a request's answer any more.
-
-    Under the lock: asking Triton after, or while, the final word is sent crashes the server.
-    """
-    with stream.lock:
-        if stream.is_ended:
-            return False
-        try:
-            return stream.client.is_cancelled()
-        except Exception:  # one client that cannot be asked keeps no other from being asked
-            logger.exception("%s: the client could not be asked", stream.id)
-            return True
-
-
-def _hint(seconds: float) -> float:
-    """When to try again: a rounded wait, within reason."""
-    return round(min(LONGEST_HINT_S, max(SHORTEST_HINT_S, seconds)), 1)
-
-
-def _too_late(stream: Stream, doing: str) -> DeadlineExceeded:
-    allowed_s = stream.request.deadline_s or 0.0
-    return DeadlineExceeded(f"the deadline of {allowed_s * 1000:.0f} ms passed while {doing}")
