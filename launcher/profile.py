@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import random
@@ -19,7 +20,7 @@ from client import RelayClient
 from client.channel import address_from
 from launcher.serve import Say, running
 from launcher.server import ServerFailed
-from launcher.stage_calls import StageCalls
+from launcher.stage_calls import NoOverlap, StageCalls
 from python_backend.checkpoint import CheckpointFacts, read_facts, resolve
 from scheduler.cost import GIGABYTE, IMAGE_TOKENS, Costs, DecodeCost, EncodeCost, PrefillCost, TransferCost
 from scheduler.fit import Geometry, Sample, fit_decode, fit_encode, fit_prefill, mean_error
@@ -29,7 +30,8 @@ from scheduler.pools import link_between, place_of
 REPEATS = 7  # of each point; the median counts
 NUM_HOPS = 40
 NUM_COPIES = 20
-NUM_TOKENS = 128  # generated per sequence of a decode point
+NUM_TOKENS = 128  # generated per sequence of a decode point, if they overlap
+MOST_TOKENS = 4 * NUM_TOKENS  # else
 NUM_ROUNDS = 3  # of each decode point; the median counts
 PICTURE_SIDE = 336
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -106,7 +108,7 @@ class Profiler:
         return seconds
 
     def _measure_decoder(self, decoder: Replica, calls: StageCalls, findings: Findings) -> None:
-        longest = self._facts.context_tokens - 2 * NUM_TOKENS
+        longest = self._facts.context_tokens - 2 * MOST_TOKENS
         prefills = self._prefill_samples(decoder, calls, longest)
         prefill = findings.prefill[decoder.name] = fit_prefill(prefills)
         error = mean_error([prefill.seconds(each.size) for each in prefills], prefills)
@@ -133,15 +135,29 @@ class Profiler:
         room = (self._plan.decode.kv_cache_mib << 20) / self._geometry().kv_bytes_per_token
         sizes = [size for size in BATCHES if size <= self._plan.decode.max_sequences]
         points = [(size, length) for length in (32, longest // 2) for size in sizes]
-        points = [(size, length) for size, length in points if size * (length + 2 * NUM_TOKENS) < room]
+        points = [(size, length) for size, length in points if size * (length + MOST_TOKENS) < room]
         samples = []
         for size, length in tqdm(points, f"decode on {decoder.name}"):
             prompts = [self._prompt(length) for _ in range(size)]
             for prompt in prompts:
                 calls.prefill(decoder.name, prompt)
-            step_s = statistics.median(calls.decode(decoder.name, prompts, NUM_TOKENS) for _ in range(NUM_ROUNDS))
-            samples.append(Sample(size, step_s, size * (length + NUM_TOKENS / 2)))
+            step_s, num_tokens = self._step_s(decoder, calls, prompts)
+            samples.append(Sample(size, step_s, size * (length + num_tokens / 2)))
         return samples
+
+    def _step_s(self, decoder: Replica, calls: StageCalls, prompts: list[list[int]]) -> tuple[float, int]:
+        """Of these prompts together, and how long the answers were: as long as it takes for all to overlap.
+
+        A fast decoder is done with a short answer before the last prompt has reached it.
+        """
+        for num_tokens in (NUM_TOKENS, 2 * NUM_TOKENS):
+            with contextlib.suppress(NoOverlap):
+                return self._median_step_s(decoder, calls, prompts, num_tokens), num_tokens
+        return self._median_step_s(decoder, calls, prompts, MOST_TOKENS), MOST_TOKENS
+
+    @staticmethod
+    def _median_step_s(decoder: Replica, calls: StageCalls, prompts: list[list[int]], num_tokens: int) -> float:
+        return statistics.median(calls.decode(decoder.name, prompts, num_tokens) for _ in range(NUM_ROUNDS))
 
     def _geometry(self) -> Geometry:
         """Of the language model, from its configuration in Hugging Face format."""

@@ -137,9 +137,7 @@ class Server:
         while not self.is_ready():
             code = self._process.exit_code
             if code is not None:
-                raise ServerFailed(
-                    f"tritonserver stopped while loading (exit code {code}){self._process.last_words()}"
-                )
+                raise ServerFailed(f"tritonserver stopped while loading (exit code {code}){self._process.last_words()}")
             if time.monotonic() > until:
                 raise TimeoutError(f"tritonserver was not ready after {timeout_s:g} s")
             time.sleep(POLL_S)

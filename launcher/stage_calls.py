@@ -7,8 +7,8 @@ import itertools
 import json
 import queue
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from tritonclient import grpc
@@ -16,6 +16,20 @@ from tritonclient import grpc
 from launcher.server import ServerFailed
 
 TIMEOUT_S = 120.0
+MIN_STEPS = 8  # that a decode step's time is taken from
+
+
+class NoOverlap(ServerFailed):
+    """Some answers were over before others had begun: longer ones are needed."""
+
+
+class Marks(NamedTuple):
+    """When the first and the last token of an answer came, by the engine's clock and by its count of steps."""
+
+    first_token_s: float
+    first_step: int
+    last_token_s: float
+    last_step: int
 
 
 class StageCalls:
@@ -55,7 +69,9 @@ class StageCalls:
     def prefill(
         self, decoder: str, token_ids: Sequence[int], handles: Sequence[bytes] = ()
     ) -> tuple[float, dict[str, Any]]:
-        """Seconds until the one token after a prompt, and the decoder's report of it.
+        """Seconds of the prompt until its one token, and the decoder's report of it.
+
+        By the engine's own clock, without the way there and back; by ours where the engine does not tell.
 
         Raises:
             ServerFailed: the decoder refused, or does not answer.
@@ -69,6 +85,9 @@ class StageCalls:
                 report = json.loads(outputs["report"].reshape(-1)[0] or b"{}")
                 ended = at
             if is_final:
+                times = report.get("times", {})
+                if "started_s" in times and "first_token_s" in times:
+                    return times["first_token_s"] - times["started_s"], report
                 return ended - began, report
 
     def release(self, decoder: str, handles: Sequence[bytes]) -> None:
@@ -83,18 +102,23 @@ class StageCalls:
     def decode(self, decoder: str, prompts: Sequence[Sequence[int]], num_tokens: int) -> float:
         """Seconds per decode step while the answers to all prompts, each of `num_tokens`, are generated together.
 
+        By the engine's own clock and count of steps; by when tokens come here where it does not tell.
+
         Raises:
-            ServerFailed: the decoder refused, or does not answer.
+            ServerFailed: the decoder refused, does not answer, or is done with some before others begin.
         """
         names = [self._submit(decoder, prompt, (), num_tokens) for prompt in prompts]
         times: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
+        marks: list[Marks] = []
         num_open = len(names)
         while num_open:
             at, name, outputs, is_final = self._chunk(decoder)
             if "token_ids" in outputs and name in times:
                 times[name].append((at, outputs["token_ids"].size))
+            if "report" in outputs:
+                marks += _marks(json.loads(outputs["report"].reshape(-1)[0] or b"{}").get("times", {}))
             num_open -= is_final
-        return _step_s(list(times.values()))
+        return _step_s(marks) if len(marks) == len(names) else _token_s(list(times.values()))
 
     def _submit(self, decoder: str, token_ids: Sequence[int], handles: Sequence[bytes], num_tokens: int) -> str:
         name = f"profile-{id(self):x}-{next(self._serials)}"
@@ -144,7 +168,26 @@ def _all_bytes(name: str, values: Sequence[bytes], *more: int) -> Any:
     return grpc.InferInput(name, shape, "BYTES").set_data_from_numpy(array.reshape(shape))
 
 
-def _step_s(times: Sequence[Sequence[tuple[float, int]]]) -> float:
+def _marks(times: Mapping[str, float]) -> list[Marks]:
+    """Of an answer that is whole and whose engine counts steps; else none."""
+    names = ("first_token_s", "first_step", "last_token_s", "last_step")
+    if not times.keys() >= set(names):
+        return []
+    first_s, first_step, last_s, last_step = (times[name] for name in names)
+    return [Marks(first_s, int(first_step), last_s, int(last_step))]
+
+
+def _step_s(marks: Sequence[Marks]) -> float:
+    """Seconds per step from when the last has begun until the first ends."""
+    begin = max(marks, key=lambda each: each.first_step)
+    end = min(marks, key=lambda each: each.last_step)
+    num_steps = end.last_step - begin.first_step
+    if num_steps < MIN_STEPS:
+        raise NoOverlap(f"the answers overlap in {max(0, num_steps)} steps: too few tokens for so many sequences")
+    return (end.last_token_s - begin.first_token_s) / num_steps
+
+
+def _token_s(times: Sequence[Sequence[tuple[float, int]]]) -> float:
     """Seconds per token of each sequence, from when the last has begun until the first ends.
 
     `times` has per sequence when its chunks came and how many tokens each held.
@@ -153,6 +196,6 @@ def _step_s(times: Sequence[Sequence[tuple[float, int]]]) -> float:
     end = min(sequence[-1][0] for sequence in times)
     counts = [sum(count for at, count in sequence if begin < at <= end) for sequence in times]
     mean = sum(counts) / len(counts)
-    if mean < 1:
-        raise ServerFailed("the answers did not overlap: too few tokens for so many sequences")
+    if mean < MIN_STEPS:
+        raise NoOverlap(f"the answers overlap in {mean:.1f} tokens: too few tokens for so many sequences")
     return (end - begin) / mean

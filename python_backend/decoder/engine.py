@@ -244,8 +244,10 @@ class Engine:
             self._fail(sequence, InternalError(f"the tokenizer failed: {type(error).__name__}"))
             return
         sequence.cumulative_logprob += choice.chosen.logprob
-        if sequence.times.first_token_s is None:
-            sequence.times.first_token_s = self._clock()
+        times = sequence.times
+        times.last_token_s, times.last_step = self._clock(), self._status.num_steps
+        if times.first_token_s is None:
+            times.first_token_s, times.first_step = times.last_token_s, times.last_step
         self._give(sequence, sequence.delta((choice.chosen.token_id,), text, logprobs))
 
     def _fail(self, sequence: Sequence, error: RelayError, is_poisoned: bool = False) -> None:

@@ -40,11 +40,17 @@ class DecodeRequest:
 
 @dataclass(slots=True)
 class StepTimes:
-    """When a request passed the stations of the engine, on its clock; None while it has not."""
+    """When a request passed the stations of the engine, on its clock; None while it has not.
+
+    `first_step` and `last_step` are the engine's counts of steps when the first and the last token came.
+    """
 
     accepted_s: float
     started_s: float | None = None  # its first step began
     first_token_s: float | None = None
+    first_step: int | None = None
+    last_token_s: float | None = None
+    last_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

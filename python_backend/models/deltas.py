@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import numpy as np
@@ -157,8 +158,8 @@ def _line(deltas: list[Delta], transfer: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _times(delta: Delta, landed_s: float) -> dict[str, float]:
-    """When the request's embeddings were in place, its first step began, and its first token came."""
-    told = {"landed_s": landed_s, "started_s": delta.times.started_s, "first_token_s": delta.times.first_token_s}
+    """When the request's embeddings were in place, its first step began, its first and last token came."""
+    told = {"landed_s": landed_s, **asdict(delta.times)}
     return {name: value for name, value in told.items() if value is not None}
 
 
