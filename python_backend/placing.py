@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 
 from python_backend.errors import Overloaded, PeerGone
-from python_backend.stream import Observed
 from scheduler.decision import Decision, StagesFull
 from scheduler.ledger import Ledger, Place
 from scheduler.loads import Loads, RequestShape
+from scheduler.observed import Observed, learn
 from scheduler.routing import Router
 
 RESTART_S = 5.0  # the hint to those who ask while all of a stage is down
@@ -101,13 +101,5 @@ class Placing:
 
     def learn(self, decision: Decision, observed: Observed) -> None:
         """Corrects the predictions of the replicas that served a request, by how long they really took."""
-        decoder, observe = decision.decoder, self._router.observe
         with self._lock:
-            if len(set(decision.encoders)) == 1 and not observed.has_cached:
-                observe("encode", decision.encoders[0], decision.encode_s, observed.encode_s)
-            if decision.transfer_s and observed.transfer_s:
-                observe("transfer", decoder, decision.transfer_s - self._router.hop_s(decoder), observed.transfer_s)
-            if decision.wait_s == 0:
-                observe("prefill", decoder, decision.prefill_s, observed.prefill_s)
-            if observed.step_s:
-                observe("decode", decoder, decision.step_s, observed.step_s)
+            learn(self._router, decision, observed)

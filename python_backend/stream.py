@@ -15,13 +15,10 @@ from python_backend.request import SamplingParameters
 from python_backend.timeline import Timeline
 from scheduler.decision import Decision
 from scheduler.ledger import Place
+from scheduler.observed import MIN_STEPS, Observed
 
 ERROR = "error"
 """The finish reason of a decoder's last response when its report has an error."""
-
-MIN_STEPS = 8
-"""Tokens after the first chunk below which their time says little about a decode step."""
-
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -48,27 +45,6 @@ class DecodeJob:
     deadline_s: float | None  # on the machine's monotonic clock
     generated_ids: tuple[int, ...] = ()  # tokens that another decoder gave already
     rank: float = 0.0  # smaller starts first
-
-
-@dataclass(slots=True)
-class Observed:
-    """How long the parts of a request took, in seconds; 0 where it had no such part, or not yet."""
-
-    queue_s: float = 0.0  # arrival until a place was free
-    encode_s: float = 0.0  # to the encoders and back, the slowest image counts
-    has_cached: bool = False  # an image was not encoded, because its features were there
-    prefill_s: float = 0.0  # to the decoder until its first token
-    transfer_s: float = 0.0  # of that, copying embeddings
-    step_s: float = 0.0  # per token after the first chunk
-
-    def to_dict(self) -> dict[str, float | bool]:
-        """What is known when the first text comes, for JSON."""
-        return {
-            "queue_s": round(self.queue_s, 6),
-            "encode_s": round(self.encode_s, 6),
-            "prefill_s": round(self.prefill_s, 6),
-            "is_cached": self.has_cached,
-        }
 
 
 @dataclass(frozen=True, slots=True)

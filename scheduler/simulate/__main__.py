@@ -16,6 +16,7 @@ from scheduler.deployment import read_deployment
 from scheduler.fleet import FleetRefused
 from scheduler.placement import PlacementRefused
 from scheduler.plan import Plan
+from scheduler.pools import costs_of
 from scheduler.profile import ProfileRefused
 from scheduler.simulate.azure import azure, day
 from scheduler.simulate.outcome import Figures, Limits, figures
@@ -45,6 +46,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--policy", choices=("cost", "article", "serial", "split"), help="instead of the profile's")
     parser.add_argument("--in-flight", type=int, metavar="N", help="requests served at once, instead of the profile's")
+    parser.add_argument(
+        "--learn",
+        action="store_true",
+        help="the server is told no costs: it reckons with rooflines, and corrects them by what it sees",
+    )
     parser.add_argument(
         "--outage",
         action="append",
@@ -195,6 +201,8 @@ def _run(arguments: argparse.Namespace) -> int:
     options = Options(
         policy=arguments.policy,
         max_in_flight=arguments.in_flight,
+        believed=costs_of(plan, None) if arguments.learn else None,
+        learns=arguments.learn,
         outages=[_outage(each) for each in arguments.outage],
         keeps_spans=arguments.timeline is not None,
         log=None if arguments.log is None else lambda *entry: log.append("{:.9f}\t{}\t{}\t{}\n".format(*entry)),

@@ -8,6 +8,7 @@ arrives that may start.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from heapq import heappop, heappush
 
 from scheduler.simulate.agenda import Agenda
@@ -57,6 +58,7 @@ class SimulatedDecoder:
         self._num_cancelled = 0
         self.is_dead = False
         self.span: NoteSpan | None = None
+        self.told: Callable[[int], None] | None = None  # how many tokens were given beside first ones
 
     @property
     def free_blocks(self) -> int:
@@ -138,6 +140,8 @@ class SimulatedDecoder:
         self._free_blocks -= self._blocks_for(num_steps) if num_steps > 1 else 0
         self.num_steps += num_steps
         self._context += num_steps * self._num_decoding
+        if self.told is not None:
+            self.told(num_steps * self._num_decoding)
 
     def _blocks_for(self, num_steps: int) -> int:
         """Blocks that the second to the last of so many steps need."""

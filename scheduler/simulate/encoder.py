@@ -21,6 +21,7 @@ class ImageJob(Protocol):
     arrived_s: float  # at the encoder
     units: float  # its size, in images of the usual one
     key: bytes | None  # of its content; None: like no other
+    is_cached: bool  # it need not be encoded
 
     @property
     def is_wanted(self) -> bool:
@@ -106,6 +107,7 @@ class SimulatedEncoder:
                 continue
             if key is not None and (key in self._kept or key in new):
                 self.num_cached += 1
+                job.is_cached = True
                 continue
             if key is not None:
                 new.add(key)

@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 
 from scheduler.admission import WaitingRoom
 from scheduler.decision import Decision, NoReplica, StagesFull
-from scheduler.ledger import Ledger, Place
-from scheduler.loads import RequestShape
+from scheduler.ledger import Ledger
+from scheduler.observed import Observed, learn
 from scheduler.pools import Pools
 from scheduler.routing import Router
 from scheduler.simulate.agenda import Agenda
 from scheduler.simulate.decoder import SimulatedDecoder
 from scheduler.simulate.desk import Desk
 from scheduler.simulate.encoder import ImageJob, SimulatedEncoder
+from scheduler.simulate.live import ImageOfRequest, LiveRequest
 from scheduler.simulate.outcome import CANCELLED, DONE, FAILED, LATE, REFUSED, Outcomes
 from scheduler.simulate.sequence import SimulatedSequence
 
@@ -26,78 +27,6 @@ MAX_ATTEMPTS = 3  # as the relay: the first, and two more when stages die
 
 Log = Callable[[float, int, str, str], None]
 """Takes time, request, what happened, and the replica."""
-
-
-class LiveRequest:
-    """A request between arrival and end."""
-
-    __slots__ = (
-        "attempt",
-        "deadline_s",
-        "first_s",
-        "front",
-        "images_left",
-        "index",
-        "is_ended",
-        "key",
-        "num_given",
-        "output_tokens",
-        "place",
-        "priority",
-        "prompt_tokens",
-        "sequence",
-        "shape",
-    )
-
-    def __init__(self, front: Front, index: int, shape: RequestShape, output_tokens: int) -> None:
-        self.front = front
-        self.index = index
-        self.shape = shape
-        self.output_tokens = output_tokens
-        self.prompt_tokens = shape.prompt_tokens
-        self.priority = 0
-        self.deadline_s: float | None = None
-        self.attempt = 0
-        self.place: Place | None = None
-        self.images_left = 0
-        self.sequence: SimulatedSequence | None = None
-        self.num_given = 0  # by decoders that died
-        self.first_s = -1.0
-        self.is_ended = False
-
-    def token(self, sequence: SimulatedSequence) -> None:
-        """Its first token on a decoder was given."""
-        if self.first_s < 0:
-            self.first_s = self.front.agenda.now_s
-            desk = self.front.desk
-            if desk is not None and desk.cost.after_s:
-                desk.take(desk.cost.after_s, _nothing)
-
-    def finished(self, sequence: SimulatedSequence) -> None:
-        """Its last token was given."""
-        self.front.end(self, DONE)
-
-
-def _nothing(_: object) -> None:
-    """The end of work that nobody waits for."""
-
-
-class ImageOfRequest:
-    """One image of one attempt at an encoder."""
-
-    __slots__ = ("arrived_s", "attempt", "key", "live", "units")
-
-    def __init__(self, live: LiveRequest, attempt: int, key: bytes | None, units: float) -> None:
-        self.live = live
-        self.attempt = attempt
-        self.key = key
-        self.units = units
-        self.arrived_s = 0.0
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether its request still waits for it."""
-        return not self.live.is_ended and self.live.attempt == self.attempt
 
 
 @dataclass(slots=True)
@@ -132,6 +61,7 @@ class Front:
         self.tally = Tally()
         self._link_bytes = self.tally.link_bytes
         self.desk: Desk | None = None
+        self.learns = False  # corrects its predictions, as the relay does
         self.ended: Callable[[LiveRequest], None] | None = None  # told of each end, for closed loops
         self._router = router
         self._pools = pools
@@ -151,12 +81,18 @@ class Front:
             return
         if self._log is not None:
             self._note(live, "arrived")
-        if not self._has_place() and self._is_refused(live):
+        has_place = self._has_place()
+        if not has_place and self._is_refused(live):
             self.end(live, REFUSED)
             return
-        self.room.enter(live, live.priority, live.deadline_s, self.agenda.now_s)
         if live.deadline_s is not None:
             self.agenda.at(live.deadline_s, self._expire, live)
+        if has_place and not self.room:
+            self.room.pass_by(self.agenda.now_s)
+            self.serving.add(live)
+            self._start(live)
+            return
+        self.room.enter(live, live.priority, live.deadline_s, self.agenda.now_s)
         self._dispatch()
 
     def cancel(self, live: LiveRequest) -> None:
@@ -182,7 +118,7 @@ class Front:
     def _dispatch(self) -> None:
         """Gives free places to those who wait, most urgent first."""
         room = self.room
-        while len(room) and self._has_place():
+        while room and self._has_place():
             live = room.take(self.agenda.now_s)
             if live is None:
                 break
@@ -204,6 +140,8 @@ class Front:
             self.end(live, REFUSED)
             return
         live.place = self.ledger.take(decision, live.shape)
+        if self.learns:
+            live.observed, live.began_s = Observed(), self.agenda.now_s
         self.tally.reasons[decision.reason_kind] += 1
         self.tally.modes[decision.mode] += 1
         self._outcomes.note_mode(live.index, decision.mode)
@@ -225,10 +163,21 @@ class Front:
         if live.is_ended or live.attempt != job.attempt:
             return
         live.images_left -= 1
+        if live.observed is not None:
+            live.observed.has_cached |= job.is_cached
         if live.images_left == 0 and live.place is not None:
             self.ledger.note_encoded(live.place)
             copy_s = self._copy_s(live.place.decision, live.shape.image_units)
-            self.agenda.at(self.agenda.now_s + copy_s, self._decode, (live, live.attempt))
+            if live.observed is not None:
+                hop_s = self._pools.hop_s[self._d[live.place.decision.decoder]]
+                live.observed.encode_s = self.agenda.now_s - live.began_s + hop_s
+                live.observed.transfer_s = copy_s - hop_s
+            deed = self._decode if self.desk is None else self._hand_over
+            self.agenda.at(self.agenda.now_s + copy_s, deed, (live, live.attempt))
+
+    def _hand_over(self, what: tuple[LiveRequest, int]) -> None:
+        if self.desk is not None:
+            self.desk.take(self.desk.cost.between_s, self._decode, what)
 
     def _copy_s(self, decision: Decision, units: float) -> float:
         """The control hop, and the copies from each encoder, one after the other."""
@@ -251,6 +200,8 @@ class Front:
         )
         if self._log is not None:
             self._note(live, "decode", live.place.decision.decoder)
+        if live.observed is not None:
+            live.began_s = self.agenda.now_s
         self._decoders[live.place.decision.decoder].push(live.sequence)
 
     def lost(self, live: LiveRequest, num_given: int, attempt: int) -> None:
@@ -281,6 +232,8 @@ class Front:
             if sequence is not None:
                 is_cut = outcome != DONE
                 num_given += self._decoders[place.decision.decoder].cancel(sequence) if is_cut else sequence.num_given
+            if live.observed is not None and outcome == DONE:
+                learn(self._router, place.decision, live.observed)
             self.ledger.give_back(place)
         self._outcomes.note_end(live.index, outcome, live.first_s, self.agenda.now_s, num_given)
         if self._log is not None:

@@ -35,6 +35,7 @@ class Options:
     max_in_flight: int | None = None  # None: the plan's limit
     outages: Sequence[Outage] = ()
     believed: Costs | Mapping[str, Costs] | None = None  # what the policy reckons with; None: the true costs
+    learns: bool = False  # whether the policy corrects what it reckons with by what it sees, as the server does
     front: FrontCost | None = None  # of a server whose stages compute on its own CPUs
     stretch: float = 1.0  # how many times longer all work takes, since others use the same devices
     log: Log | None = None

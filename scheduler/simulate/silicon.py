@@ -18,8 +18,11 @@ Stage = Literal["encode", "decode", "front"]
 class Silicon:
     """Who computes on one device, or on one set of CPUs, and how fast that makes each."""
 
-    def __init__(self, contention: ContentionCost, capacity: float = 1.0, stretch: float = 1.0) -> None:
+    def __init__(
+        self, contention: ContentionCost, capacity: float = 1.0, stretch: float = 1.0, has_turns: bool = False
+    ) -> None:
         self._contention = contention
+        self._has_turns = has_turns  # as CPUs: equal ones for whoever computes, and what is lost between them
         self.stretch = stretch  # work takes so many times longer than costs say: others take the rest of the device
         self._capacity = capacity  # replicas that compute at once without slowing each other down
         self.members: list[Work] = []
@@ -33,13 +36,12 @@ class Silicon:
     def _speed(self, member: Work, active: list[Work]) -> float:
         if len(active) == 1:
             return 1.0
-        if self._capacity > 1.0 or any(other.stage == "front" for other in active):  # CPUs, whose turns are equal
-            return min(1.0, self._capacity / len(active))
-        num_same = sum(other.stage == member.stage for other in active)
-        if num_same == len(active):
-            return 1.0 / num_same
         share = self._contention.encode_speed if member.stage == "encode" else self._contention.decode_speed
-        return share / num_same
+        if self._has_turns:
+            turn = min(1.0, self._capacity / len(active))
+            return turn if member.stage == "front" else turn * 2 * share
+        num_same = sum(other.stage == member.stage for other in active)
+        return 1.0 / num_same if num_same == len(active) else share / num_same
 
 
 class Work:
@@ -47,6 +49,7 @@ class Work:
 
     __slots__ = (
         "_agenda",
+        "_at_end",
         "_done",
         "_is_renewed",
         "_is_shared",
@@ -64,6 +67,7 @@ class Work:
 
     def __init__(self, agenda: Agenda, silicon: Silicon, stage: Stage, done: Callable[[], None]) -> None:
         self._agenda, self._silicon, self._done = agenda, silicon, done
+        self._at_end = self._end  # bound once
         self.stage = stage
         self.is_active = False
         self.busy_s = 0.0  # work done; at full speed a second is a second
@@ -89,7 +93,7 @@ class Work:
             if self._is_shared:
                 self._silicon.retime()
         self._version = version = self._version + 1
-        self._agenda.at(now_s + seconds / self._speed, self._end, version)
+        self._agenda.at(now_s + seconds / self._speed, self._at_end, version)
 
     def elapsed_s(self) -> float:
         """How much of the piece is done, in seconds at full speed."""
@@ -126,7 +130,7 @@ class Work:
 
     def _schedule(self) -> None:
         self._version = version = self._version + 1
-        self._agenda.at(self._since_s + self._left_s / self._speed, self._end, version)
+        self._agenda.at(self._since_s + self._left_s / self._speed, self._at_end, version)
 
     def _end(self, version: int) -> None:
         if version != self._version:  # the pace has changed since

@@ -16,7 +16,8 @@ from scheduler.simulate.columns import Columns
 from scheduler.simulate.decoder import SimulatedDecoder
 from scheduler.simulate.desk import Desk
 from scheduler.simulate.encoder import SimulatedEncoder
-from scheduler.simulate.front import Front, ImageOfRequest, LiveRequest
+from scheduler.simulate.front import Front
+from scheduler.simulate.live import ImageOfRequest, LiveRequest
 from scheduler.simulate.outcome import Outcomes
 from scheduler.simulate.run import Options, Run, Samples, SimulationRefused, Span
 from scheduler.simulate.sequence import SimulatedSequence
@@ -71,7 +72,10 @@ class Simulation:
         )
         front = options.front
         self._desk = Desk(self._agenda, list(dict.fromkeys(silicon.values())), front) if front else None
-        self._front.desk = self._desk
+        self._front.desk, self._front.learns = self._desk, options.learns
+        if self._desk is not None:
+            for decoder in self._decoders.values():
+                decoder.told = self._desk.stream
         self._samples = Samples()
         self._spans: list[Span] = []
         self._columns = Columns(workload)
@@ -108,7 +112,7 @@ class Simulation:
             if replica.device == "cpu":  # not bound: as many CPUs as are asked for
                 capacity = float(len(replica.cpus)) if replica.cpus else float("inf")
             contention = self._costs[place_of(replica)].contention
-            found[replica.name] = Silicon(contention, capacity, self._options.stretch)
+            found[replica.name] = Silicon(contention, capacity, self._options.stretch, replica.device == "cpu")
         return found
 
     def _build_encoder(self, replica: Replica, silicon: Silicon) -> SimulatedEncoder:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scheduler.plan import Plan
+from scheduler.cost import ContentionCost
+from scheduler.plan import Plan, Replica
 from scheduler.profile import DecodeTable, LimitsTable
 from scheduler.simulate.desk import FrontCost
 from scheduler.simulate.outcome import CANCELLED, DONE, LATE, REFUSED, Limits, check, figures
@@ -159,13 +160,40 @@ def test_what_cannot_be_is_refused(change: dict[str, object], options: Options, 
 def test_work_in_front_takes_the_cpus_time_from_the_stages() -> None:
     placed = world(("cuda:1",), ("cuda:0",))
     free, fronted = (
-        served(load(), placed, front=FrontCost(before_s, after_s)) for before_s, after_s in ((0, 0), (0.02, 0.01))
+        served(load(), placed, front=FrontCost(before_s, stream_s=after_s))
+        for before_s, after_s in ((0, 0), (0.02, 0.01))
     )
 
-    alone = served(load(1), placed, front=FrontCost(0.02, 0.01))
+    alone = served(load(1), placed, front=FrontCost(0.02, stream_s=0.01))
     assert alone.outcomes.ttft_s[0] == pytest.approx(0.02 + served(load(1), placed).outcomes.ttft_s[0])
     assert fronted.outcomes.ttft_s.mean() > free.outcomes.ttft_s.mean() + 0.02
     assert np.nanmean(fronted.outcomes.tpot_s) > np.nanmean(free.outcomes.tpot_s)
+
+
+def test_stages_that_take_turns_on_one_cpu_lose_time_between_them() -> None:
+    replicas = [Replica(name=name, device="cpu", cpus=(0,)) for name in ("clip_encoder_0", "llava_decoder_0")]
+    placed = world().model_copy(update={"encoders": (replicas[0],), "decoders": (replicas[1],), "links": ()})
+
+    ends_s = []
+    for speed in (0.5, 0.25):
+        costs = COSTS.model_copy(update={"contention": ContentionCost(encode_speed=speed, decode_speed=speed)})
+        run = simulate(placed, replace(load(20), arrived_s=together(20)), costs, Options())
+        ends_s.append(run.outcomes.ended_s)
+    assert (ends_s[1] >= ends_s[0]).all()
+    assert ends_s[1][0] > ends_s[0][0]  # while another is encoded
+
+
+def test_who_learns_leaves_a_stage_that_is_slower_than_believed() -> None:
+    slow = COSTS.model_copy(update={"encode": COSTS.encode.model_copy(update={"image_s": 0.05})})
+    workload, costs = load(rate_per_s=5), {"cuda:0": slow, "cuda:1": COSTS}
+
+    runs = [
+        simulate(world(), workload, costs, Options(policy="cost", believed=COSTS, learns=learns))
+        for learns in (False, True)
+    ]
+
+    trusting, learning = (next(iter(run.num_batches.values())) / run.num_encoded for run in runs)
+    assert learning < 0.5 * trusting
 
 
 def test_a_device_that_others_use_too_takes_so_much_longer() -> None:
