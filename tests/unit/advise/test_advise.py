@@ -138,6 +138,18 @@ def test_a_target_is_told_in_servers(capsys: pytest.CaptureFixture[str]) -> None
     assert "server:\n  replicas: " in told
 
 
+def test_a_dear_encoder_is_given_gpus_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "advised.toml"
+    machine = ["--gpus", "4", "--encode-ms", "640", "--output-tokens", "32"]
+
+    assert main([*machine, "--seeds", "1", "--horizon", "10", "--quick", "--out", str(path)]) == 0
+
+    told = capsys.readouterr().out
+    assert told.startswith("Split: run split "), told
+    profile = parse_profile(path.read_text(), "advised")
+    assert (profile.schedule.policy, profile.schedule.hybrid) == ("split", False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
