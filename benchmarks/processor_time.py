@@ -3,45 +3,40 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-STAGES = ("clip_encoder", "llava_decoder")
+STAGES = {"encode": "clip_encoder", "decode": "llava_decoder"}
+FRONT = ("client", "server", "relay")
+ROLES = (*FRONT, *STAGES)
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessorTime:
-    """CPU seconds since the machine, or each process, was started."""
-
-    stages_s: float
-    front_s: float  # tritonserver, the relay's process, the client in this one
-    all_s: float  # of the whole machine, whoever used it
-
-    def since(self, before: ProcessorTime) -> ProcessorTime:
-        """What was used in between."""
-        return ProcessorTime(self.stages_s - before.stages_s, self.front_s - before.front_s, self.all_s - before.all_s)
-
-    @property
-    def others_s(self) -> float:
-        """Of neither."""
-        return max(0.0, self.all_s - self.stages_s - self.front_s)
-
-
-def processor_time() -> ProcessorTime:
-    """Now, of this process and all that it started."""
-    stages_s = front_s = 0.0
+def processor_time() -> dict[str, float]:
+    """CPU seconds so far, by role: of this process (`client`) and all that it started, and `all` of the machine."""
+    used = dict.fromkeys(ROLES, 0.0)
     parents = {pid: _parent(pid) for pid in _pids()}
     for pid in parents:
         if _descends(pid, os.getpid(), parents):
-            seconds = _seconds(pid)
-            if any(stage in _command(pid) for stage in STAGES):
-                stages_s += seconds
-            else:
-                front_s += seconds
+            used[_role(pid)] += _seconds(pid)
     first = Path("/proc/stat").read_text().split("\n")[0].split()
-    user, nice, system, _, _, irq, softirq, steal = (int(each) for each in first[1:9])
-    return ProcessorTime(stages_s, front_s, (user + nice + system + irq + softirq + steal) / TICKS_PER_S)
+    user, _, system, _, _, irq, softirq, steal = (int(each) for each in first[1:9])  # without `nice`, which gives way
+    return {**used, "all": (user + system + irq + softirq + steal) / TICKS_PER_S}
+
+
+def between(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """What was used from the one to the other; `others` is what no role did."""
+    used = {name: after[name] - before[name] for name in before}
+    return {**used, "others": max(0.0, used["all"] - sum(used[role] for role in ROLES))}
+
+
+def _role(pid: int) -> str:
+    if pid == os.getpid():
+        return "client"
+    command = _command(pid)
+    for role, model in STAGES.items():
+        if model in command:
+            return role
+    return "relay" if "python_backend_stub" in command else "server"
 
 
 def _pids() -> list[int]:
