@@ -138,16 +138,17 @@ def test_a_target_is_told_in_servers(capsys: pytest.CaptureFixture[str]) -> None
     assert "server:\n  replicas: " in told
 
 
-def test_a_dear_encoder_is_given_gpus_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "advised.toml"
-    machine = ["--gpus", "4", "--encode-ms", "640", "--output-tokens", "32"]
+def test_with_a_dear_encoder_splitting_pays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine = ["--gpus", "4", "--encode-ms", "640", "--output-tokens", "32", "--seeds", "1", "--horizon", "10"]
 
-    assert main([*machine, "--seeds", "1", "--horizon", "10", "--quick", "--out", str(path)]) == 0
+    assert main([*machine, "--quick", "--json", str(tmp_path / "advice.json")]) == 0
 
-    told = capsys.readouterr().out
-    assert told.startswith("Split: run split "), told
-    profile = parse_profile(path.read_text(), "advised")
-    assert (profile.schedule.policy, profile.schedule.hybrid) == ("split", False)
+    verdict = capsys.readouterr().out.split("\n")[2]
+    assert verdict.startswith(("Split: run split ", "Splitting pays, "))
+    told = json.loads((tmp_path / "advice.json").read_text())
+    rates = {each["name"]: sum(each["goodput_per_s"]) for each in told["layouts"]}
+    assert rates["split 3 + 1"] > 1.15 * rates["serial"]
+    assert rates[told["run"]] >= 0.98 * rates["split 3 + 1"]
 
 
 @pytest.mark.parametrize(
