@@ -22,10 +22,10 @@ def test_advised_values_are_rendered_as_they_say(helm: Path, capsys: pytest.Capt
 
     assert done.returncode == 0, done.stderr
     objects = [each for each in yaml.safe_load_all(done.stdout) if each]
-    server = named(objects, "Deployment", f"{RELEASE}-vlm-relay")
+    server = named(objects, "Deployment", f"{RELEASE}-vlm-relay-server")
     assert server["spec"]["replicas"] == fragment["server"]["replicas"] > 1
     (container,) = [each for each in server["spec"]["template"]["spec"]["containers"] if each["name"] == "server"]
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
     files = named(objects, "ConfigMap", f"{RELEASE}-vlm-relay-profile")["data"]
     profile = parse_profile(files["profile.toml"], "rendered")
     for table, values in fragment["profile"].items():
