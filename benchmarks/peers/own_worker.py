@@ -34,10 +34,10 @@ def run(engine: Engine, num_requests: int, num_tokens: int, width: int, first_se
 
     ids = (1, IMAGE_TOKEN, *range(10, 10 + PROMPT_TOKENS - IMAGE_TOKENS - 1))
     sampling = SamplingParameters(max_tokens=num_tokens, ignore_eos=True)
+    names = [str(first_serial + index) for index in range(num_requests)]
+    images = [ImageEmbedding(name.encode(), torch.randn(IMAGE_TOKENS, width)) for name in names]
     start_s = time.perf_counter()
-    for index in range(num_requests):
-        name = str(first_serial + index)
-        image = ImageEmbedding(name.encode(), torch.randn(IMAGE_TOKENS, width))
+    for index, (name, image) in enumerate(zip(names, images, strict=True)):
         engine.submit(
             DecodeRequest(name, ids, (image,), sampling),
             lambda delta, index=index: receive(index, delta),  # type: ignore[misc]

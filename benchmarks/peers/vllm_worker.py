@@ -31,9 +31,10 @@ def run(llm: LLM, num_requests: int, num_tokens: int, width: int, first_serial: 
     engine = llm.llm_engine
     sampling = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     ids = [1, IMAGE_TOKEN, *range(10, 10 + PROMPT_TOKENS - IMAGE_TOKENS - 1)]
+    images = [torch.randn(1, IMAGE_TOKENS, width) for _ in range(num_requests)]
     start_s = time.perf_counter()
-    for index in range(num_requests):
-        prompt = {"prompt_token_ids": ids, "multi_modal_data": {"image": torch.randn(1, IMAGE_TOKENS, width)}}
+    for index, image in enumerate(images):
+        prompt = {"prompt_token_ids": ids, "multi_modal_data": {"image": image}}
         engine.add_request(str(first_serial + index), prompt, sampling)
     first_s = 0.0
     counts: dict[str, int] = {}

@@ -160,18 +160,22 @@ class Engine:
         if self._options.num_threads is not None:
             torch.set_num_threads(self._options.num_threads)
         while self._inbox.wait():
-            try:
-                self._take_in()
-                self._end_unwanted()
-                chunks = self._chooser.choose(self._budget)
-                if chunks:
-                    self._postprocess(chunks, self._run_timed(chunks))
-            except Exception as error:
-                # Nothing below is expected to raise here, so nobody in particular is to blame.
-                logger.exception("decoder step failed; its requests end")
-                self._end_all(InternalError(f"the decoder failed: {type(error).__name__}"))
-            self._report()
+            self.step()
         self._end_all(PeerGone("the decoder is closing"))
+        self._report()
+
+    def step(self) -> None:
+        """Take in what was submitted, compute one step, give each request what it got."""
+        try:
+            self._take_in()
+            self._end_unwanted()
+            chunks = self._chooser.choose(self._budget)
+            if chunks:
+                self._postprocess(chunks, self._run_timed(chunks))
+        except Exception as error:
+            # Nothing above is expected to raise here, so nobody in particular is to blame.
+            logger.exception("decoder step failed; its requests end")
+            self._end_all(InternalError(f"the decoder failed: {type(error).__name__}"))
         self._report()
 
     def _take_in(self) -> None:
