@@ -15,6 +15,7 @@ import gc
 import json
 import sys
 from collections.abc import Sequence
+from multiprocessing import Pool
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,10 @@ def cell(num_gpus: int, images: int, encoder: str, tpot_ms: int) -> dict[str, ob
     }
 
 
+def _cell(case: tuple[int, int, str, int]) -> dict[str, object]:
+    return cell(*case)
+
+
 def _best(results: Sequence[Result]) -> dict[str, list[float]]:
     """The best of some layouts; a split that was left out early has one seed, which stands for all."""
     best = max(results, key=lambda each: each.mean_per_s)
@@ -109,11 +114,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hybrid", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--gpus", type=int, nargs="+", default=GPUS, help="numbers of GPUs (2 4 8)")
     parser.add_argument("--images", type=int, nargs="+", default=IMAGES, help="images per request (1 2 4 8)")
+    parser.add_argument("--jobs", type=int, default=1, help="cells that are looked at at once (%(default)s)")
     parser.add_argument("--out", type=Path, default=RESULTS / "hybrid.json", help="(%(default)s)")
     arguments = parser.parse_args(argv)
-    gc.disable()
     cases = [(g, i, e, t) for g in arguments.gpus for i in arguments.images for e in ENCODERS for t in TPOTS_MS]
-    rows = [cell(*case) for case in tqdm(cases, desc="cells", unit="cell")]
+    with Pool(arguments.jobs, initializer=gc.disable) as pool:  # simulations leave no cycles behind
+        rows = list(tqdm(pool.imap(_cell, cases), desc="cells", unit="cell", total=len(cases)))
     report = provenance("benchmarks.hybrid", argv, ("scheduler", "benchmarks/hybrid.py"))
     arguments.out.write_text(json.dumps({**report, "rows": rows}, indent=1) + "\n")
     print(render(rows))
