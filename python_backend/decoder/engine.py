@@ -11,7 +11,6 @@ import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import torch
@@ -20,7 +19,7 @@ from tokenizers import Tokenizer
 from python_backend.decoder.batch import Chunk, StepChooser
 from python_backend.decoder.detokenize import load_tokenizer
 from python_backend.decoder.inbox import Inbox
-from python_backend.decoder.intake import check_prompt, expand_prompt, reason_to_end
+from python_backend.decoder.intake import Intake, reason_to_end
 from python_backend.decoder.kv_cache import BlockPool
 from python_backend.decoder.options import EngineOptions, EngineStatus
 from python_backend.decoder.runner import ModelRunner, Outcome, is_decode
@@ -34,7 +33,6 @@ from python_backend.decoder.sequence import (
 )
 from python_backend.errors import (
     Cancelled,
-    DeadlineExceeded,
     InternalError,
     PeerGone,
     RelayError,
@@ -65,7 +63,6 @@ class Engine:
         self._tokenizer = tokenizer
         self._options = options
         self._clock = clock
-        self._draw_seed = draw_seed
         self._pool = BlockPool(runner.num_blocks)
         self._chooser = StepChooser(
             self._pool,
@@ -77,7 +74,7 @@ class Engine:
         )
         self._budget = PromptBudget(options.step_limit_s, options.max_step_tokens)
         self._status = EngineStatus(free_blocks=runner.num_blocks, total_blocks=runner.num_blocks)
-        self._serials = count()
+        self._intake = Intake(runner.config, runner.context_tokens, tokenizer, clock, draw_seed)
         self._inbox = Inbox(options.max_sequences + options.max_waiting)
         self._thread = threading.Thread(target=self._loop, name="decoder-engine", daemon=True)
 
@@ -133,14 +130,7 @@ class Engine:
             DeadlineExceeded: the deadline has passed.
             PeerGone: the engine is closed.
         """
-        if request.deadline_s is not None and self._clock() >= request.deadline_s:
-            raise DeadlineExceeded(f"{request.request_id}: the deadline passed before decoding began")
-        prompt = expand_prompt(request.token_ids, request.images, self._runner.config.image_token_id)
-        check_prompt(request, len(prompt[0]), self._runner.config, self.context_tokens)
-        seed = self._draw_seed() if request.sampling.seed is None else request.sampling.seed
-        sequence = Sequence(request, emit, next(self._serials), prompt, self._tokenizer, seed, self._clock())
-        sequence.resume_text(self._runner.config.eos_ids, self.context_tokens)
-        self._inbox.put(sequence)
+        self._inbox.put(self._intake.receive(request, emit))
 
     def cancel(self, request_id: str) -> bool:
         """End a request with `Cancelled` before its next token; False when it is not here (any more)."""

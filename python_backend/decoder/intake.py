@@ -2,9 +2,51 @@
 
 from __future__ import annotations
 
-from python_backend.decoder.sequence import DecodeRequest, ImageEmbedding, ImageSpan, Sequence
+from collections.abc import Callable
+from itertools import count
+
+from tokenizers import Tokenizer
+
+from python_backend.decoder.sequence import DecodeRequest, Emit, ImageEmbedding, ImageSpan, Sequence
 from python_backend.errors import Cancelled, DeadlineExceeded, InvalidPrompt, RelayError
 from python_backend.weights import DecoderConfig
+
+
+class Intake:
+    """Makes sequences of requests, for any engine. Any thread may call it."""
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        context_tokens: int,
+        tokenizer: Tokenizer,
+        clock: Callable[[], float],
+        draw_seed: Callable[[], int],
+    ) -> None:
+        """`draw_seed` gives the seed of requests without one; deadlines are on `clock`."""
+        self._config = config
+        self._context_tokens = context_tokens
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._draw_seed = draw_seed
+        self._serials = count()
+
+    def receive(self, request: DecodeRequest, emit: Emit) -> Sequence:
+        """A sequence as far as the request's answer is known.
+
+        Raises:
+            InvalidPrompt: images do not match the image tokens, or the prompt does not fit.
+            DeadlineExceeded: the deadline has passed.
+        """
+        now_s = self._clock()
+        if request.deadline_s is not None and now_s >= request.deadline_s:
+            raise DeadlineExceeded(f"{request.request_id}: the deadline passed before decoding began")
+        prompt = expand_prompt(request.token_ids, request.images, self._config.image_token_id)
+        check_prompt(request, len(prompt[0]), self._config, self._context_tokens)
+        seed = self._draw_seed() if request.sampling.seed is None else request.sampling.seed
+        sequence = Sequence(request, emit, next(self._serials), prompt, self._tokenizer, seed, now_s)
+        sequence.resume_text(self._config.eos_ids, self._context_tokens)
+        return sequence
 
 
 def expand_prompt(

@@ -23,6 +23,13 @@ GROUP_BYTES = 4
 INT8_LARGEST = 127
 
 
+def call_native(function: Callable[..., None], *arguments: torch.Tensor | float | None) -> None:
+    """Calls a function of decoder.cpp; it gets the addresses of tensors, which it reads without strides."""
+    tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+    assert all(tensor.is_contiguous() for tensor in tensors), "an operator reads past strides"
+    function(*(each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments))
+
+
 @dataclass(frozen=True, slots=True)
 class PlainLinear:
     """Torch's product; any device and dtype."""
@@ -44,17 +51,9 @@ class NativeLinear:
         self._product = getattr(library, f"product_{SUFFIXES[weight.dtype]}")
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        assert inputs.is_contiguous(), "a product reads past strides"
         out = inputs.new_empty(len(inputs), self.num_outputs)
-        self._product(
-            inputs.data_ptr(),
-            self._packed.data_ptr(),
-            _address(self._bias),
-            len(inputs),
-            self.num_inputs,
-            self.num_outputs,
-            out.data_ptr(),
-        )
+        sizes = (len(inputs), self.num_inputs, self.num_outputs)
+        call_native(self._product, inputs, self._packed, self._bias, *sizes, out)
         return out
 
     def addresses(self) -> tuple[int | None, ...]:
@@ -76,19 +75,9 @@ class Int8Linear:
         self._product = getattr(library, f"product_int8_{SUFFIXES[weight.dtype]}")
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        assert inputs.is_contiguous(), "a product reads past strides"
         out = inputs.new_empty(len(inputs), self.num_outputs)
-        self._product(
-            inputs.data_ptr(),
-            self._packed.data_ptr(),
-            self._steps.data_ptr(),
-            self._totals.data_ptr(),
-            _address(self._bias),
-            len(inputs),
-            self.num_inputs,
-            self.num_outputs,
-            out.data_ptr(),
-        )
+        sizes = (len(inputs), self.num_inputs, self.num_outputs)
+        call_native(self._product, inputs, self._packed, self._steps, self._totals, self._bias, *sizes, out)
         return out
 
     def addresses(self) -> tuple[int | None, ...]:
@@ -106,5 +95,5 @@ def pack(library: ctypes.CDLL, weight: torch.Tensor) -> torch.Tensor:
     row_bytes = num_inputs * weight.dtype.itemsize
     num_panels = -(-num_outputs // PANEL_OUTPUTS)
     packed = zeros((num_panels * PANEL_OUTPUTS * row_bytes,), torch.uint8, weight.device)
-    library.pack(weight.contiguous().data_ptr(), num_outputs, row_bytes // GROUP_BYTES, packed.data_ptr())
+    call_native(library.pack, weight.contiguous(), num_outputs, row_bytes // GROUP_BYTES, packed)
     return packed

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from python_backend.decoder.linear import SUFFIXES
+from python_backend.decoder.linear import SUFFIXES, call_native
 from python_backend.decoder.operators import rotary_tables
 from python_backend.weights import DecoderConfig
 
@@ -51,6 +51,7 @@ class NativeOperators:
 
     def __init__(self, library: ctypes.CDLL, config: DecoderConfig, num_positions: int, dtype: torch.dtype) -> None:
         self._config = config
+        self._head_sizes = (config.num_kv_heads, config.num_heads // config.num_kv_heads, config.head_width)
         self.scale = config.head_width**-0.5  # of attention's scores
         self.cosine, self.sine = (table.contiguous() for table in rotary_tables(config, num_positions))
         names = ("attend_decodes", "attend_prompt", "add_and_norm", "gate", "rotate_and_store")
@@ -59,18 +60,8 @@ class NativeOperators:
 
     def add_and_norm(self, hidden: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
         """See `Operators`."""
-        _check_contiguous(hidden)
-        if added is not None:
-            _check_contiguous(added)
         out = torch.empty_like(hidden)
-        self._add_and_norm(
-            hidden.data_ptr(),
-            None if added is None else added.data_ptr(),
-            weight.data_ptr(),
-            out.data_ptr(),
-            *hidden.shape,
-            self._config.norm_epsilon,
-        )
+        call_native(self._add_and_norm, hidden, added, weight, out, *hidden.shape, self._config.norm_epsilon)
         return out
 
     def rotate_and_store(
@@ -82,24 +73,11 @@ class NativeOperators:
         values: torch.Tensor,
     ) -> torch.Tensor:
         """See `Operators`."""
-        _check_contiguous(heads, positions, blocks, keys, values)
         config = self._config
         query = heads.new_empty(len(heads), config.num_heads, config.head_width)
-        self._rotate_and_store(
-            heads.data_ptr(),
-            self.cosine.data_ptr(),
-            self.sine.data_ptr(),
-            positions.data_ptr(),
-            blocks.data_ptr(),
-            len(heads),
-            config.num_heads,
-            config.num_kv_heads,
-            config.head_width,
-            keys.shape[2],
-            query.data_ptr(),
-            keys.data_ptr(),
-            values.data_ptr(),
-        )
+        sizes = (len(heads), config.num_heads, config.num_kv_heads, config.head_width, keys.shape[2])
+        tables = (self.cosine, self.sine)
+        call_native(self._rotate_and_store, heads, *tables, positions, blocks, *sizes, query, keys, values)
         return query
 
     def attend_decodes(
@@ -111,65 +89,31 @@ class NativeOperators:
         lengths: torch.Tensor,
     ) -> torch.Tensor:
         """See `Operators`; reads the blocks where they are."""
-        _check_contiguous(query, keys, values, tables, lengths)
-        config = self._config
         out = torch.empty_like(query)
-        self._attend_decodes(
-            query.data_ptr(),
-            keys.data_ptr(),
-            values.data_ptr(),
-            tables.data_ptr(),
-            lengths.data_ptr(),
-            len(query),
-            config.num_kv_heads,
-            config.num_heads // config.num_kv_heads,
-            config.head_width,
-            keys.shape[2],
-            tables.shape[1],
-            self.scale,
-            out.data_ptr(),
-        )
+        sizes = (len(query), *self._head_sizes, keys.shape[2], tables.shape[1])
+        call_native(self._attend_decodes, query, keys, values, tables, lengths, *sizes, self.scale, out)
         return out
 
     def attend_prompt(
         self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, num_before: int
     ) -> torch.Tensor:
         """See `Operators`; reads the blocks where they are."""
-        _check_contiguous(query, keys, values, table)
-        config = self._config
         out = torch.empty_like(query)
-        self._attend_prompt(
-            query.data_ptr(),
-            keys.data_ptr(),
-            values.data_ptr(),
-            table.data_ptr(),
-            len(query),
-            num_before,
-            config.num_kv_heads,
-            config.num_heads // config.num_kv_heads,
-            config.head_width,
-            keys.shape[2],
-            self.scale,
-            out.data_ptr(),
-        )
+        sizes = (len(query), num_before, *self._head_sizes, keys.shape[2])
+        call_native(self._attend_prompt, query, keys, values, table, *sizes, self.scale, out)
         return out
 
     def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
         """See `Operators`."""
-        _check_contiguous(gate_up)
         num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(num_rows, width)
-        self._gate(gate_up.data_ptr(), out.data_ptr(), num_rows, width)
+        call_native(self._gate, gate_up, out, num_rows, width)
         return out
 
 
 def can_run(config: DecoderConfig, dtype: torch.dtype) -> bool:
     """Whether `NativeOperators` computes models of this shape and dtype."""
     return dtype in SUFFIXES and config.head_width % LANES == 0
-
-
-def _check_contiguous(*tensors: torch.Tensor) -> None:
-    assert all(tensor.is_contiguous() for tensor in tensors), "an operator reads past strides"
 
 
 @cache

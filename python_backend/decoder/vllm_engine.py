@@ -11,7 +11,6 @@ import os
 import secrets
 import threading
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,10 @@ from tokenizers import Tokenizer
 
 from python_backend.decoder.detokenize import load_tokenizer
 from python_backend.decoder.inbox import Inbox
-from python_backend.decoder.intake import check_prompt, expand_prompt, reason_to_end
+from python_backend.decoder.intake import Intake, reason_to_end
 from python_backend.decoder.options import EngineOptions, EngineStatus
 from python_backend.decoder.sequence import DecodeRequest, Delta, Emit, RankedToken, Sequence, TokenLogprob
-from python_backend.errors import DeadlineExceeded, InternalError, PeerGone, RelayError
+from python_backend.errors import InternalError, PeerGone, RelayError
 from python_backend.weights import DecoderConfig, read_config
 
 logger = logging.getLogger(__name__)
@@ -46,12 +45,10 @@ class VllmEngine:
     ) -> None:
         self._engine = engine
         self._config = config
-        self._tokenizer = tokenizer
         self._clock = clock
-        self._draw_seed = draw_seed
         self.context_tokens = int(engine.model_config.max_model_len)
         self._running: dict[str, Sequence] = {}
-        self._serials = count()
+        self._intake = Intake(config, self.context_tokens, tokenizer, clock, draw_seed)
         self._inbox = Inbox(options.max_sequences + options.max_waiting)
         self._status = EngineStatus()
         self._thread = threading.Thread(target=self._loop, name="decoder-engine", daemon=True)
@@ -105,14 +102,7 @@ class VllmEngine:
 
     def submit(self, request: DecodeRequest, emit: Emit) -> None:
         """As `Engine.submit`, with the same errors."""
-        if request.deadline_s is not None and self._clock() >= request.deadline_s:
-            raise DeadlineExceeded(f"{request.request_id}: the deadline passed before decoding began")
-        prompt = expand_prompt(request.token_ids, request.images, self._config.image_token_id)
-        check_prompt(request, len(prompt[0]), self._config, self.context_tokens)
-        seed = self._draw_seed() if request.sampling.seed is None else request.sampling.seed
-        sequence = Sequence(request, emit, next(self._serials), prompt, self._tokenizer, seed)
-        sequence.resume_text(self._config.eos_ids, self.context_tokens)
-        self._inbox.put(sequence)
+        self._inbox.put(self._intake.receive(request, emit))
 
     def cancel(self, request_id: str) -> bool:
         """As `Engine.cancel`."""
