@@ -30,7 +30,7 @@ BUSY = [sys.executable, "-c", "while True: pass"]
 @contextmanager
 def neighbours() -> Iterator[None]:
     """One process per core that does nothing, all the time."""
-    processes = [subprocess.Popen(BUSY, start_new_session=True) for _ in range(NUM_THREADS)]
+    processes = [subprocess.Popen(BUSY) for _ in range(NUM_THREADS)]
     try:
         yield
     finally:
