@@ -13,6 +13,7 @@ from python_backend.decoder.decode_steps import DecodeSteps, record_graph
 from python_backend.decoder.device_memory import check_fit, weight_bytes, working_bytes
 from python_backend.decoder.kernels import Kernels, choose_kernels
 from python_backend.decoder.kv_cache import KeyValueCache, block_bytes
+from python_backend.decoder.memory import keep_freed_memory
 from python_backend.decoder.model import DecodeGroup, LlamaModel, PackedStep, PromptSpan
 from python_backend.decoder.operators import TorchOperators
 from python_backend.decoder.options import EngineOptions
@@ -41,6 +42,8 @@ class ModelRunner:
         self.context_tokens = min([*limits, options.context_tokens or limits[0]])
         self._device = device
         self._check_memory(options)
+        if device.type == "cpu":
+            keep_freed_memory()
         weights = read_weights(checkpoint, self.config, dtype, device)
         kernels = choose_kernels(self.config, self.context_tokens, options)
         self._model = LlamaModel(self.config, weights, kernels)
