@@ -110,6 +110,17 @@ class EngineMachine(RuleBasedStateMachine):
         self.asked[name].is_cancelled = True
         assert self.engine.cancel(name)
 
+    @rule(index=st.integers(0, 5))
+    def change_ones_mind(self, index: int) -> None:
+        """A prompt that is cut short, and asked for again: what was not computed of it must not be shared."""
+        name = str(len(self.asked))
+        self.submit(index, MAX_TOKENS, 0.0, None)
+        self.step()
+        if name in self.live():
+            self.asked[name].is_cancelled = True
+            self.engine.cancel(name)
+        self.submit(index, MAX_TOKENS, 0.0, None)
+
     @rule(count=st.integers(1, 4))
     def steps(self, count: int) -> None:
         for _ in range(count):
@@ -176,3 +187,12 @@ def test_any_schedule_ends_every_request_once_with_its_own_tokens(checkpoint: Pa
         lambda: EngineMachine(checkpoint, alike),
         settings=settings(max_examples=40, stateful_step_count=25, deadline=None),
     )
+
+
+def test_what_was_not_computed_of_a_prompt_cut_short_is_not_shared(checkpoint: Path, alike: list[Case]) -> None:
+    machine = EngineMachine(checkpoint, alike)
+    machine.load(block_tokens=4, spare_blocks=12, max_sequences=2, spare_tokens=3, prefix_cache=True)
+
+    machine.change_ones_mind(0)
+
+    machine.teardown()
