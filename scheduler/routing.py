@@ -34,6 +34,7 @@ class Router:
 
     def __init__(self, plan: Plan, costs: Costs | Mapping[str, Costs] | None = None, policy: str | None = None) -> None:
         self.policy = policy or plan.schedule.policy
+        self.predicts = True  # whether decisions tell what they predict and what they weighed; a simulation need not
         if self.policy not in POLICIES:
             raise ValueError(f"policy {self.policy!r}; allowed: {', '.join(map(repr, POLICIES))}")
         self._plan = plan
@@ -182,6 +183,9 @@ class Router:
     ) -> Decision:
         """The choice with names and predictions. `weights` of encoder and decoder; None: the predicted prices."""
         pools, d, assignment = self._pools, choice.d, choice.assignment
+        encoders = () if assignment is None else tuple([pools.encoders[e] for e in assignment.order])
+        if not self.predicts:
+            return Decision(encoders, pools.decoders[d], choice.mode, self.policy, choice.reason_kind)
         encode_s = transfer_s = stall_s = side_s = 0.0
         stages: list[StageChoice] = []
         if assignment is not None:
@@ -202,7 +206,7 @@ class Router:
         stages.append(StageChoice("decode", pools.decoders[d], pools.decoder_places[d], weight))
         load = pricing.decoder_loads[d]
         return Decision(
-            encoders=tuple(pools.encoders[e] for e in assignment.order) if assignment is not None else (),
+            encoders=encoders,
             decoder=pools.decoders[d],
             mode=choice.mode,
             policy=self.policy,

@@ -29,7 +29,7 @@ class ImageJob(Protocol):
 
 
 class SimulatedEncoder:
-    """One replica. `deliver` is called with every image whose embedding is in the store."""
+    """One replica. `deliver`, to be set before the first image, gets every one whose embedding is in the store."""
 
     def __init__(
         self,
@@ -39,7 +39,6 @@ class SimulatedEncoder:
         cost: EncodeCost,
         batching: tuple[int, float],
         slots: int,
-        deliver: Callable[[ImageJob], None],
     ) -> None:
         self.name = name
         self.queue: deque[ImageJob] = deque()
@@ -50,7 +49,7 @@ class SimulatedEncoder:
         self._agenda = agenda
         self._cost = cost
         self._max_batch, self._delay_s = batching  # images, and how long Triton waits for a fuller batch
-        self._deliver = deliver
+        self.deliver: Callable[[ImageJob], None] | None = None
         self._kept = RecentKeys(slots)
         self._batch: list[ImageJob] = []
         self._is_alarmed = False
@@ -124,7 +123,8 @@ class SimulatedEncoder:
         batch, self._batch = self._batch, []
         if self.span is not None:
             self.span(self.name, self._began_s, len(batch), 0, 0)
-        deliver, kept = self._deliver, self._kept
+        deliver, kept = self.deliver, self._kept
+        assert deliver is not None
         for job in batch:
             if job.key is not None:
                 kept.note((job.key,))

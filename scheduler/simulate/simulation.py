@@ -60,9 +60,11 @@ class Simulation:
             each.name: self._build_decoder(d, each, silicon[each.name]) for d, each in enumerate(plan.decoders)
         }
         believed = costs if options.believed is None else options.believed
+        router = Router(plan, believed, options.policy)
+        router.predicts = options.learns
         self._front = Front(
             self._agenda,
-            Router(plan, believed, options.policy),
+            router,
             self._pools,
             (self._encoders, self._decoders),
             options.max_in_flight or plan.limits.max_in_flight,
@@ -73,6 +75,8 @@ class Simulation:
         front = options.front
         self._desk = Desk(self._agenda, list(dict.fromkeys(silicon.values())), front) if front else None
         self._front.desk, self._front.learns = self._desk, options.learns
+        for encoder in self._encoders.values():
+            encoder.deliver = self._front.image_done
         if self._desk is not None:
             for decoder in self._decoders.values():
                 decoder.told = self._desk.stream
@@ -124,7 +128,6 @@ class Simulation:
             self._costs[place_of(replica)].encode,
             (table.max_batch, table.queue_delay_us / 1e6),
             table.slots,
-            self._image_done,
         )
         built.span = self._note_span if self._options.keeps_spans else None
         return built
@@ -143,10 +146,6 @@ class Simulation:
         )
         built.span = self._note_span if self._options.keeps_spans else None
         return built
-
-    def _image_done(self, job: object) -> None:
-        assert isinstance(job, ImageOfRequest)
-        self._front.image_done(job)
 
     def _note_span(self, replica: str, began_s: float, images: int, sequences: int, prompt_tokens: int) -> None:
         self._spans.append(Span(replica, began_s, self._agenda.now_s, images, sequences, prompt_tokens))
