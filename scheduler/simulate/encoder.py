@@ -53,15 +53,21 @@ class SimulatedEncoder:
         self._kept = RecentKeys(slots)
         self._batch: list[ImageJob] = []
         self._is_alarmed = False
+        self._at_alarm = self._alarm  # bound once
         self._began_s = 0.0  # of the batch that is being encoded
         self.is_dead = False
         self.span: NoteSpan | None = None
 
     def push(self, job: ImageJob) -> None:
         """Queues an image."""
-        job.arrived_s = self._agenda.now_s
+        job.arrived_s = now_s = self._agenda.now_s
         self.queue.append(job)
-        if not self.work.is_active and not self.is_dead:
+        if self.work.is_active or self.is_dead:
+            return
+        if len(self.queue) == 1 < self._max_batch and self._delay_s > 0 and not self._is_alarmed:
+            self._is_alarmed = True  # as `_begin` would, which has more to look at
+            self._agenda.at(now_s + self._delay_s, self._at_alarm)
+        else:
             self._begin()
 
     def die(self) -> list[ImageJob]:
@@ -81,7 +87,7 @@ class SimulatedEncoder:
             if due_s > now_s:
                 if not self._is_alarmed:
                     self._is_alarmed = True
-                    self._agenda.at(due_s, self._alarm)
+                    self._agenda.at(due_s, self._at_alarm)
                 return
         if len(queue) <= self._max_batch:
             self._batch = list(queue)
