@@ -31,10 +31,13 @@ MOST_KEPT = 16
 class Board:
     """The loads of one server by index: e counts encoders, d decoders. Owned by its router.
 
-    `limit` is how many sequences a decoder may hold, `max_sequences` how many of them run.
+    `limit` is how many sequences a decoder may hold, `max_sequences` how many of them run; `follows_demand`, whether what
+    encoders were sent counts where they share a device with a decoder.
     """
 
-    def __init__(self, pools: Pools, limit: int, max_sequences: int, stall_weight: float) -> None:
+    def __init__(
+        self, pools: Pools, limit: int, max_sequences: int, stall_weight: float, follows_demand: bool = True
+    ) -> None:
         num_encoders, num_decoders = len(pools.encoders), len(pools.decoders)
         self.pools = pools
         self.encoder_loads: list[Load | None] = [None] * num_encoders  # None: not available
@@ -51,7 +54,7 @@ class Board:
         self.caching: set[int] = set()  # decoders that may have images, or else beginnings of prompts
         self.reading: set[int] = set()
         self._limit, self._max_sequences, self.stall_weight = limit, max_sequences, stall_weight
-        self.demand = Demand(pools) if any(pools.own) else None
+        self.demand = Demand(pools) if follows_demand and any(pools.own) else None
         # By size and number of images: a column of prices, and the encoders at which it is out of date.
         self._side_s: dict[tuple[float, int], tuple[Column, set[int]]] = {}
         self._loads: Loads | None = None

@@ -47,7 +47,10 @@ class Router:
         self._modes: dict[str, Mode] = {}
         self._estimates: dict[tuple[str, str], RunningEstimate] = {}
         self._limit = plan.decode.max_sequences + plan.decode.max_waiting
-        self._board = Board(self._pools, self._limit, plan.decode.max_sequences, plan.schedule.stall_weight)
+        # Who always encodes in one place has no choice that the demand could move.
+        follows_demand = self.policy == "cost"
+        sizes = (self._limit, plan.decode.max_sequences)
+        self._board = Board(self._pools, *sizes, plan.schedule.stall_weight, follows_demand)
 
     def idle(self) -> Loads:
         """Loads of a server that has nothing to do, for its owner to keep current."""
