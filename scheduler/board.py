@@ -31,8 +31,8 @@ MOST_KEPT = 16
 class Board:
     """The loads of one server by index: e counts encoders, d decoders. Owned by its router.
 
-    `limit` is how many sequences a decoder may hold, `max_sequences` how many of them run; `follows_demand`, whether what
-    encoders were sent counts where they share a device with a decoder.
+    `limit` is how many sequences a decoder may hold, `max_sequences` how many of them run; `follows_demand` is whether
+    what encoders were sent counts where they share a device with a decoder.
     """
 
     def __init__(
