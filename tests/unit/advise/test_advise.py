@@ -139,7 +139,7 @@ def test_a_target_is_told_in_servers(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_with_a_dear_encoder_splitting_pays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    machine = ["--gpus", "4", "--encode-ms", "640", "--output-tokens", "32", "--seeds", "1", "--horizon", "10"]
+    machine = ["--gpus", "4", "--encode-ms", "640", "--ttft", "5", "--seeds", "1", "--horizon", "20"]
 
     assert main([*machine, "--quick", "--json", str(tmp_path / "advice.json")]) == 0
 
