@@ -66,12 +66,6 @@ class WaitingRoom(Generic[Item]):
         heapq.heappush(self._heap, _Entry(self.rank(priority, now_s), self._serial, item, deadline_s))
         self._serial += 1
 
-    def pass_by(self, now_s: float) -> None:
-        """Lets one through that need not wait: the room is empty. As if it entered and was taken at once."""
-        if self._taken_s is not None:
-            self._pauses.append(now_s - self._taken_s)
-            self._taken_s = None
-
     def rank(self, priority: int, now_s: float) -> float:
         """The order of one that arrives now: smaller is served first."""
         return priority * self._ageing_s + now_s

@@ -7,7 +7,7 @@ there is room for all their known tokens.
 from __future__ import annotations
 
 MIN_TOKENS = 32  # a step computes at least so many: fewer cost nearly as much, and prompts must go on
-KEPT = 0.7  # of a mean over the last few steps, when the newest comes to it
+NEW_WEIGHT = 0.3  # of the newest step in a mean over the last few
 
 
 def count_free_tokens(num_decodes: int, max_step_tokens: int, budget: PromptBudget | None) -> int:
@@ -43,9 +43,11 @@ class PromptBudget:
     def learn(self, num_decodes: int, num_prompt_tokens: int, duration_s: float, num_steps: int = 1) -> None:
         """Take note of what a step took, or each of several equal ones without prompts."""
         if num_prompt_tokens == 0:
-            before_s = self._decode_s
-            self._decode_s = duration_s if before_s == 0 else duration_s + KEPT**num_steps * (before_s - duration_s)
-            return
-        beside_s = duration_s - self._decode_s if num_decodes else duration_s
-        new_s, before_s = (beside_s if beside_s > 0 else 0.0) / num_prompt_tokens, self._token_s
-        self._token_s = new_s if before_s == 0 else new_s + KEPT * (before_s - new_s)
+            self._decode_s = _mean(self._decode_s, duration_s, num_steps)
+        else:
+            decode_s = self._decode_s if num_decodes else 0.0
+            self._token_s = _mean(self._token_s, max(duration_s - decode_s, 0.0) / num_prompt_tokens)
+
+
+def _mean(before: float, new: float, times: int = 1) -> float:
+    return new if before == 0 else new + (1 - NEW_WEIGHT) ** times * (before - new)

@@ -28,11 +28,7 @@ class DecodeRun:
         self._bound_s = num_sequences * sequence_s
         missing_s = self._bound_s - self._first_s
         self._num_bound = ceil(missing_s / self._growth_s) if missing_s > 0 and self._growth_s > 0 else 0
-        if self._num_bound:
-            self.total_s = self.seconds(num_steps)
-        else:
-            read_s = num_steps * self._first_s + self._growth_s * (num_steps * (num_steps - 1) / 2)
-            self.total_s = num_steps * self._start_s + read_s
+        self.total_s = self.seconds(num_steps)
 
     def seconds(self, num_steps: int) -> float:
         """What the first `num_steps` take together."""

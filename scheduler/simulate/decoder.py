@@ -118,8 +118,7 @@ class SimulatedDecoder:
             self._budget.learn(self._num_decoding, 0, last_s, num_steps)
             self._advance(num_steps)
         else:
-            num_tokens = chunks[0][1] if len(chunks) == 1 else sum([tokens for _, tokens in chunks])
-            self._budget.learn(self._num_decoding, num_tokens, duration_s)
+            self._budget.learn(self._num_decoding, sum([tokens for _, tokens in chunks]), duration_s)
             self._advance(1 if self._num_decoding else 0)
             self.num_steps += not self._num_decoding
             self._chunks = []
@@ -230,9 +229,7 @@ class SimulatedDecoder:
     def _choose_chunks(self, has_preempted: bool) -> tuple[list[tuple[SimulatedSequence, int]], int]:
         """What of which prompts is computed; the first so many chunks are the last tokens of their prompts."""
         # A prompt with one token left is to the engine like a sequence that decodes.
-        chunks: list[tuple[SimulatedSequence, int]] = []
-        if self._started:
-            chunks = [(sequence, 1) for sequence in self._started if 0 < sequence.num_computed == sequence.known - 1]
+        chunks = [(sequence, 1) for sequence in self._started if 0 < sequence.num_computed == sequence.known - 1]
         num_last = len(chunks)
         num_free = count_free_tokens(self._num_decoding + num_last, self._max_step_tokens, self._budget)
         for sequence in self._started:

@@ -60,14 +60,9 @@ class SimulatedEncoder:
 
     def push(self, job: ImageJob) -> None:
         """Queues an image."""
-        job.arrived_s = now_s = self._agenda.now_s
+        job.arrived_s = self._agenda.now_s
         self.queue.append(job)
-        if self.work.is_active or self.is_dead:
-            return
-        if len(self.queue) == 1 < self._max_batch and self._delay_s > 0 and not self._is_alarmed:
-            self._is_alarmed = True  # as `_begin` would, which has more to look at
-            self._agenda.at(now_s + self._delay_s, self._at_alarm)
-        else:
+        if not self.work.is_active and not self.is_dead:
             self._begin()
 
     def die(self) -> list[ImageJob]:

@@ -81,17 +81,11 @@ class Front:
             return
         if self._log is not None:
             self._note(live, "arrived")
-        has_place = self._has_place()
-        if not has_place and self._is_refused(live):
+        if not self._has_place() and self._is_refused(live):
             self.end(live, REFUSED)
             return
         if live.deadline_s is not None:
             self.agenda.at(live.deadline_s, self._expire, live)
-        if has_place and not self.room:
-            self.room.pass_by(self.agenda.now_s)
-            self.serving.add(live)
-            self._start(live)
-            return
         self.room.enter(live, live.priority, live.deadline_s, self.agenda.now_s)
         self._dispatch()
 

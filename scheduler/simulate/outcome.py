@@ -15,42 +15,31 @@ _NUMBER_OF = {name: number for number, name in enumerate(MODES)}
 
 
 class Outcomes:
-    """One row per request of a workload: lists while it is simulated, arrays from `settle` on."""
+    """One row per request of a workload."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("open", "done", "refused", "late", "cancelled", "failed")
 
     def __init__(self, count: int) -> None:
-        self._arrived_s = [float("nan")] * count
-        self._first_s, self._ended_s = self._arrived_s.copy(), self._arrived_s.copy()
-        self._outcome, self._mode, self._num_given, self._num_ends = ([0] * count for _ in range(4))
-        self.settle()
-
-    def settle(self) -> None:
-        """Brings the arrays up to date with what was noted."""
-        self.arrived_s = np.array(self._arrived_s)
-        self.first_s = np.array(self._first_s)
-        self.ended_s = np.array(self._ended_s)
-        self.outcome = np.array(self._outcome, dtype=np.int8)
-        self.mode = np.array(self._mode, dtype=np.int8)
-        self.num_given = np.array(self._num_given, dtype=np.int64)
-        self.num_ends = np.array(self._num_ends, dtype=np.int8)
-
-    def note_arrival(self, index: int, arrived_s: float) -> None:
-        """When a request came."""
-        self._arrived_s[index] = arrived_s
+        self.arrived_s = np.full(count, np.nan)
+        self.first_s = np.full(count, np.nan)
+        self.ended_s = np.full(count, np.nan)
+        self.outcome = np.zeros(count, dtype=np.int8)
+        self.mode = np.zeros(count, dtype=np.int8)
+        self.num_given = np.zeros(count, dtype=np.int64)
+        self.num_ends = np.zeros(count, dtype=np.int8)
 
     def note_mode(self, index: int, mode: str) -> None:
         """How a request was placed, the last time that it was."""
-        self._mode[index] = _NUMBER_OF[mode]
+        self.mode[index] = _NUMBER_OF[mode]
 
     def note_end(self, index: int, outcome: int, first_s: float, ended_s: float, num_given: int) -> None:
         """How and when a request ended; a negative `first_s` is no token at all."""
-        self._outcome[index] = outcome
+        self.outcome[index] = outcome
         if first_s >= 0:
-            self._first_s[index] = first_s
-        self._ended_s[index] = ended_s
-        self._num_given[index] = num_given
-        self._num_ends[index] += 1
+            self.first_s[index] = first_s
+        self.ended_s[index] = ended_s
+        self.num_given[index] = num_given
+        self.num_ends[index] += 1
 
     @property
     def ttft_s(self) -> Floats:

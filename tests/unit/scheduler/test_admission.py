@@ -173,18 +173,3 @@ def test_time_when_nobody_waited_says_nothing_of_the_rate() -> None:
     room.take(1000.0)
 
     assert room.wait_s(0, 1000.0) == pytest.approx(3 * 0.5)
-
-
-def test_who_passes_by_is_as_one_who_entered_and_was_taken() -> None:
-    rooms = [WaitingRoom[str](8, 10.0) for _ in range(2)]
-    for room in rooms:
-        room.enter("a", 0, None, 0.0)
-        room.enter("b", 0, None, 0.0)
-        room.take(1.0)
-        room.remove({id("b")})
-
-    rooms[0].pass_by(3.0)
-    rooms[1].enter("c", 0, None, 3.0)
-    rooms[1].take(3.0)
-
-    assert rooms[0].wait_s(0, 3.0) == rooms[1].wait_s(0, 3.0) == 2.0
