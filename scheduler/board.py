@@ -112,13 +112,11 @@ class Board:
         load = self.encoder_loads[e]
         if load is None:
             return inf
-        batch_s, image_s, max_batch = self.pools.encode_rates[e]
         own = num_images * units
-        whole = load.pending_images * units + load.pending_tokens / IMAGE_TOKENS + own
-        seconds = batch_s * -(-whole // max_batch) + image_s * whole
+        seconds = self.pools.encode_s(e, load.pending_images * units + load.pending_tokens / IMAGE_TOKENS + own)
         sharing = self.pools.sharing[e]
         if sharing and (beside := self.beside(sharing)):
-            seconds += beside * (batch_s * -(-own // max_batch) + image_s * own)
+            seconds += beside * self.pools.encode_s(e, own)
         return seconds + STORE_FULL_S if load.free_slots is not None and load.free_slots < num_images else seconds
 
     def beside(self, decoders: list[int]) -> float:

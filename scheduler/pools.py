@@ -149,6 +149,11 @@ class Pools:
         self._compare_rows()
         self.columns = self._columns()
 
+    def encode_s(self, e: int, num_images: float) -> float:
+        """Until encoder `e`, alone on its device, has encoded so many images of the usual size."""
+        batch_s, image_s, max_batch = self.encode_rates[e]
+        return batch_s * -(-num_images // max_batch) + image_s * num_images
+
     def index(self, stage: str, replica: str) -> int:
         """The index of a replica that does `stage`: an encoder for "encode", else a decoder.
 

@@ -74,19 +74,14 @@ class Pricing:
         if load is None:
             return inf
         queued = load.pending_images * self._units + load.pending_tokens / IMAGE_TOKENS
-        return self.encode_s(e, queued + num_images * self._units)
+        return self._pools.encode_s(e, queued + num_images * self._units)
 
     def stall_s(self, e: int, num_images: int) -> float:
         """What the decodes on the device of `e` lose while it encodes `num_images` of ours."""
         sharing = self._pools.sharing[e]
         if not sharing or num_images == 0:
             return 0.0
-        return self.encode_s(e, num_images * self._units) * self._board.beside(sharing)
-
-    def encode_s(self, e: int, num_images: float) -> float:
-        """Encode time of so many images of the usual size, alone on the device."""
-        batch_s, image_s, max_batch = self._pools.encode_rates[e]
-        return batch_s * -(-num_images // max_batch) + image_s * num_images
+        return self._pools.encode_s(e, num_images * self._units) * self._board.beside(sharing)
 
     def copy_s(self, e: int, d: int, num_images: int) -> float:
         """copy(e, d, m): the hop is paid for every encode, also where nothing is copied."""

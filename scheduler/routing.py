@@ -29,12 +29,19 @@ class Router:
     """Decides for one plan. Deterministic; not thread-safe: its owner holds a lock.
 
     It remembers what was observed of each replica and the last mode of each decoder's device. `policy` None is the
-    plan's own; `costs` None are rooflines.
+    plan's own; `costs` None are rooflines. Without `predicts`, decisions say neither what they predict nor what they
+    weighed: a simulation that learns nothing looks at neither.
     """
 
-    def __init__(self, plan: Plan, costs: Costs | Mapping[str, Costs] | None = None, policy: str | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        costs: Costs | Mapping[str, Costs] | None = None,
+        policy: str | None = None,
+        predicts: bool = True,
+    ) -> None:
         self.policy = policy or plan.schedule.policy
-        self.predicts = True  # whether decisions tell what they predict and what they weighed; a simulation need not
+        self._predicts = predicts
         if self.policy not in POLICIES:
             raise ValueError(f"policy {self.policy!r}; allowed: {', '.join(map(repr, POLICIES))}")
         self._plan = plan
@@ -108,7 +115,7 @@ class Router:
             raise self._full(shape, pricing)
         if demand is not None and now_s is not None and choice.assignment is not None:
             for e, num_images in choice.assignment.counts.items():
-                demand.send(e, pricing.encode_s(e, num_images * shape.image_units))
+                demand.send(e, self._pools.encode_s(e, num_images * shape.image_units))
         return self._told(shape, pricing, choice, None)
 
     def observe(self, stage: str, replica: str, predicted_s: float, observed_s: float) -> None:
@@ -187,7 +194,7 @@ class Router:
         """The choice with names and predictions. `weights` of encoder and decoder; None: the predicted prices."""
         pools, d, assignment = self._pools, choice.d, choice.assignment
         encoders = () if assignment is None else tuple([pools.encoders[e] for e in assignment.order])
-        if not self.predicts:
+        if not self._predicts:
             return Decision(encoders, pools.decoders[d], choice.mode, self.policy, choice.reason_kind)
         encode_s = transfer_s = stall_s = side_s = 0.0
         stages: list[StageChoice] = []

@@ -60,11 +60,9 @@ class Simulation:
             each.name: self._build_decoder(d, each, silicon[each.name]) for d, each in enumerate(plan.decoders)
         }
         believed = costs if options.believed is None else options.believed
-        router = Router(plan, believed, options.policy)
-        router.predicts = options.learns
         self._front = Front(
             self._agenda,
-            router,
+            Router(plan, believed, options.policy, predicts=options.learns),
             self._pools,
             (self._encoders, self._decoders),
             options.max_in_flight or plan.limits.max_in_flight,
