@@ -49,6 +49,7 @@ class Board:
         self.excess = np.zeros(num_decoders)
         self.free_tokens = np.full(num_decoders, inf)  # infinite: not known
         self.running = np.zeros(num_decoders)  # sequences
+        self._num_running = 0  # on all
         self.num_open = 0  # decoders that may take one more
         self.has_excess = self.has_free_tokens = False
         self.caching: set[int] = set()  # decoders that may have images, or else beginnings of prompts
@@ -130,7 +131,7 @@ class Board:
 
     def sharers(self) -> Column:
         """By d: the sequences that share what its decoding costs the images there."""
-        usual = USUAL_SHARE * self.running.sum() / max(1, self.num_decoders)
+        usual = USUAL_SHARE * self._num_running / max(1, self.num_decoders)
         result: Column = np.maximum(self.running, usual)
         return result
 
@@ -154,7 +155,9 @@ class Board:
         if load is None or before is None:
             self.num_decoders += (load is not None) - (before is not None)
         self.decoder_loads[d] = load
-        self.running[d] = 0 if load is None else load.running
+        running = 0 if load is None else load.running
+        self._num_running += running - int(self.running[d])
+        self.running[d] = running
         is_open = load is not None and load.running < self._limit
         excess, free_tokens = 0.0, inf
         if load is not None and is_open:
