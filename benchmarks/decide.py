@@ -9,7 +9,8 @@ encode, 4 decode) or hybrid (all do both), under three kinds of load:
 
 The last columns are for images of known content (`image_keys`) with the caches of all encoders full: four in five
 images are in a cache somewhere. As in the relay, a ledger keeps the loads, and a request is charged and given back
-between any two decisions.
+between any two decisions. About a hundred are made per second, so that on hybrids every second one also brings up to
+date what the encoders were asked for (`scheduler.demand`).
 
 Of each decision the least time of several repeats counts, since other processes only add to it; then the mean over
 the decisions.
@@ -31,6 +32,7 @@ from tqdm import tqdm
 
 from benchmarks.provenance import provenance
 from scheduler.decision import Decision
+from scheduler.demand import STEP_S
 from scheduler.ledger import Ledger
 from scheduler.loads import Load, Loads, RequestShape
 from scheduler.plan import Device, Link, Plan, Replica
@@ -41,7 +43,7 @@ RESULTS = Path(__file__).parent / "results"
 SIZES = (2, 8, 64, 256)
 IMAGES = (0, 1, 4)
 CASES = (*((images, False) for images in IMAGES), (1, True), (4, True))  # images, and whether caches know them
-BETWEEN_S = 0.01  # two decisions
+BETWEEN_S = 0.51 * STEP_S  # two decisions: of hybrids, every second one also follows the demand
 PLANS = ("split", "hybrid")
 KINDS = ("idle", "mixed", "far")
 PER_MACHINE = 8
