@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
+from math import exp, inf
 
 import pytest
 from hypothesis import given, settings
@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from scheduler.board import Board
 from scheduler.cost import Costs, EncodeCost, TransferCost
 from scheduler.decision import Decision, NoReplica, StagesFull
+from scheduler.demand import FIRST_S, LEAST_SHARE, MEMORY_S
 from scheduler.finish import least_finish
 from scheduler.loads import Load, Loads, RequestShape
 from scheduler.plan import Plan
-from scheduler.pools import Pools, costs_of
+from scheduler.pools import Pools, costs_of, shares_device
 from scheduler.pricing import Pricing
 from scheduler.profile import DecodeTable
 from scheduler.routing import Router
@@ -132,6 +133,34 @@ def test_leaving_decoders_out_by_their_bound_leaves_out_no_better_one(
 
     found = (pricing.price_s(d, assignment.side_s if assignment else 0.0), d) if d >= 0 else None
     assert found == (min(everything) if everything else None)
+
+
+@given(worlds(), st.integers(0, 3), st.lists(st.floats(0, 3), min_size=3, max_size=3))
+@settings(deadline=None)  # other work shares the CPU
+def test_the_price_knows_what_devices_were_asked_to_encode(
+    world: tuple[Plan, Loads], num_images: int, sent_s: list[float]
+) -> None:
+    placed, now = world
+    shape = image_shape(num_images)
+    pricing = priced(placed, now, shape, sent_s)
+    memory_s = MEMORY_S * (1 - exp(-(1 + FIRST_S) / MEMORY_S))
+    asked = {}
+    for decoder in placed.decoders:
+        own = [e for e, each in enumerate(placed.encoders) if shares_device(each, decoder)]
+        share = sum(sent_s[e] for e in own) * exp(-1 / MEMORY_S) / memory_s
+        asked[decoder.name] = max(share, LEAST_SHARE) if own else 0.0
+
+    d, assignment = least_finish(pricing, num_images > 0)
+
+    prices = [
+        naive_price_s(placed, uneven, shape, now, spread, decoder, asked)
+        for spread, decoder in every_placement(placed, shape, now)
+        if now.decoders[decoder].running < 12
+    ]
+    assert (d < 0) == (prices == [])
+    if d >= 0:
+        price_s = pricing.price_s(d, assignment.side_s if assignment else 0.0)
+        assert price_s == pytest.approx(min(prices), rel=1e-9)
 
 
 @given(worlds(), st.integers(0, 3))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import combinations, product
 
+from scheduler.board import USUAL_SHARE
 from scheduler.cost import Costs, DecodeCost, EncodeCost, PrefillCost, TransferCost
+from scheduler.demand import COUNTED_SHARE, MOST_USED
 from scheduler.loads import Load, Loads, RequestShape
 from scheduler.plan import Device, Link, Plan, Replica
 from scheduler.pools import link_between, shares_device
@@ -83,9 +85,18 @@ def image_shape(num_images: int = 1, **values: object) -> RequestShape:
 
 
 def naive_price_s(
-    placed: Plan, costs: Costs, shape: RequestShape, now: Loads, encoders: Sequence[str], decoder: str
+    placed: Plan,
+    costs: Costs,
+    shape: RequestShape,
+    now: Loads,
+    encoders: Sequence[str],
+    decoder: str,
+    asked: Mapping[str, float] | None = None,
 ) -> float:
-    """The price of one placement, written down again from the formulas, without any short cut."""
+    """The price of one placement, written down again from the formulas, without any short cut.
+
+    `asked` is the share of its time that each decoder's device was asked to encode, by decoder; None: not followed.
+    """
     links = {frozenset((link.first, link.second)): link for link in placed.links}
     by_name = {each.name: each for each in (*placed.encoders, *placed.decoders)}
     load = now.decoders[decoder]
@@ -103,12 +114,27 @@ def naive_price_s(
         copy_s = costs.transfer.seconds(count, link_between(links, by_name[name], by_name[decoder]))
         sides.append(encode_s + stall_s + costs.transfer.hop_s + copy_s)
     step_s = costs.decode.seconds(load.running + 1, load.pending_tokens + shape.total_tokens)
-    generate_s = shape.max_tokens * step_s
+    share = 0.0 if asked is None else asked[decoder]
+    contention = costs.contention
+    beside = share / contention.encode_speed
+    stretch = 1 / (1 - COUNTED_SHARE * min(1.0, beside) * (1 - contention.decode_speed))
+    generate_s = shape.max_tokens * step_s * stretch
     batch = placed.decode.max_sequences
     wait_s = generate_s * max(0, load.running - batch + 1) / batch
     if load.free_kv_tokens is not None:
         wait_s += generate_s * max(0, shape.total_tokens - load.free_kv_tokens) / shape.total_tokens
-    return max(*sides, wait_s) + costs.prefill.seconds(shape.prompt_tokens) + generate_s
+    up = [each for each in now.decoders.values() if each.is_available]
+    sharers = max(load.running, USUAL_SHARE * sum(each.running for each in up) / len(up))
+    delay = share * (_encodes(beside) / contention.encode_speed - _encodes(share))
+    crowding_s = generate_s * delay * placed.schedule.stall_weight / (1 + sharers)
+    prefill_s = costs.prefill.seconds(shape.prompt_tokens) * stretch
+    return max(*sides, wait_s) + prefill_s + generate_s + crowding_s
+
+
+def _encodes(used: float) -> float:
+    """In encodes, how long an image waits and is encoded where so much of the time is used."""
+    used = min(used, MOST_USED)
+    return 1 + used / (2 * (1 - used))
 
 
 def every_placement(placed: Plan, shape: RequestShape, now: Loads) -> list[tuple[tuple[str, ...], str]]:
