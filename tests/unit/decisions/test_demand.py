@@ -6,11 +6,13 @@ from math import exp
 
 import pytest
 
+from scheduler.board import Board
 from scheduler.cost import ContentionCost
 from scheduler.demand import COUNTED_SHARE, FIRST_S, LEAST_SHARE, MEMORY_S, STEP_S, Demand
 from scheduler.ledger import Ledger
 from scheduler.loads import Load, RequestShape
 from scheduler.pools import Pools, costs_of
+from scheduler.pricing import Pricing
 from scheduler.routing import Router
 from tests.unit.decisions.worlds import COSTS, image_shape, loads, plan
 
@@ -119,3 +121,31 @@ def test_without_the_time_nothing_is_reckoned_of_what_was_sent() -> None:
         decision = router.decide(image_shape(), loads(ONE_OF_TWO))
 
     assert decision == other.decide(image_shape(), loads(ONE_OF_TWO))
+
+
+def test_a_prompt_that_was_read_before_saves_what_it_would_take_there() -> None:
+    shape = RequestShape(0, 640, 128, prefix_key=b"before", prefix_tokens=500)
+    rest_s = []
+    for prefixes in (frozenset(), frozenset({b"before"})):
+        now = loads(ONE_OF_TWO, d0=Load(prefixes=prefixes))
+        board = Board(Pools(ONE_OF_TWO, costs_of(ONE_OF_TWO, HEAVY)), limit=12, max_sequences=8, stall_weight=1.0)
+        board.follow(now)
+        assert board.demand is not None
+        board.demand.look(0.0)
+        board.demand.send(0, 0.4)
+        board.demand.look(1.0)
+        pricing = Pricing(board, shape, now)
+        rest_s.append(pricing.price_s(0, 0.0) - pricing.prefill_s(0))
+
+    assert rest_s[0] == pytest.approx(rest_s[1])
+
+
+@pytest.mark.parametrize("policy", ["serial", "split"])
+def test_who_always_encodes_in_one_place_does_not_look_at_it(policy: str) -> None:
+    both = plan(["cuda:0", "cuda:1"], ["cuda:0", "cuda:1"], "NV12", policy=policy)
+    timed, timeless = Router(both, HEAVY), Router(both, HEAVY)
+    now = loads(both, d0=Load(running=2, pending_tokens=1500))
+    for number in range(40):
+        first, second = timed.decide(image_shape(), now, number / 8), timeless.decide(image_shape(), now)
+
+        assert first == second
