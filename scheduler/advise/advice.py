@@ -72,14 +72,13 @@ def choose(shared: Sequence[Result], split: Result | None) -> Result:
 
     `shared` are best first. Hybrid before serial: it goes on when an encoder dies, and adapts when the load changes.
     """
-    adaptive = [each for each in shared if each.layout.policy == "cost"]
-    best = shared[0] if shared else None
-    if best is not None and adaptive and adaptive[0].mean_per_s >= best.mean_per_s * (1 - NOTICEABLE):
-        best = adaptive[0]
-    if best is None or (split is not None and split.mean_per_s > best.mean_per_s * (1 + NOTICEABLE)):
+    if not shared or (split is not None and split.mean_per_s > shared[0].mean_per_s * (1 + NOTICEABLE)):
         assert split is not None
         return split
-    return best
+    adaptive = [each for each in shared if each.layout.policy == "cost"]
+    if adaptive and adaptive[0].mean_per_s >= shared[0].mean_per_s * (1 - NOTICEABLE):
+        return adaptive[0]
+    return shared[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from scheduler.advise.__main__ import main
-from scheduler.advise.advice import choose, num_servers
+from scheduler.advise.advice import Advice, choose, num_servers
 from scheduler.advise.goodput import Question, find_goodput, look
+from scheduler.advise.report import verdict
 from scheduler.advise.search import Result, hybrids
 from scheduler.advise.share import guess_per_s, shares_of
 from scheduler.fleet import FleetRefused, Layout, Tuning, describe_machine, hybrid, plan_of, profile_of, serial, splits
@@ -79,6 +80,30 @@ def test_a_split_must_be_noticeably_better(shared: list[tuple[str, float]], spli
     assert found.layout == layouts[chosen]
 
 
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ({"serial": 100, "hybrid": 101, "split": 90}, "Do not split: run hybrid, all encode, 101 requests/s"),
+        ({"serial": 100, "hybrid": 99, "split": 101.9}, "Do not split: run hybrid, all encode"),  # too little to gain
+        (
+            {"serial": 100, "hybrid": 119, "split": 120},
+            "Splitting pays, and deciding per request keeps what it gains: ",
+        ),
+        ({"serial": 100, "hybrid": 110, "split": 120}, "Split: run split 1 + 3, 120 requests/s"),
+        ({"split": 120}, "Split: run split 1 + 3"),
+    ],
+)
+def test_the_verdict_says_whether_splitting_pays(rates: dict[str, float], said: str) -> None:
+    layouts = {"serial": serial(4), "hybrid": hybrid(4), "split": splits(4)[0]}
+    results = sorted((result(layouts[name], rate) for name, rate in rates.items()), key=lambda each: -each.mean_per_s)
+    split = next(each for each in results if not each.layout.is_hybrid)
+    chosen = choose([each for each in results if each.layout.is_hybrid], split)
+
+    lines = verdict(Advice(tuple(results), shares_of(make(10, 1.0, 1), COSTS), chosen, split))
+
+    assert lines[0].startswith(said)
+
+
 def test_servers_are_not_asked_for_all_they_can() -> None:
     assert num_servers(50.0, 100.0) == 3
     assert num_servers(50.0, 1.0) == 1
@@ -143,8 +168,7 @@ def test_with_a_dear_encoder_splitting_pays(tmp_path: Path, capsys: pytest.Captu
 
     assert main([*machine, "--quick", "--json", str(tmp_path / "advice.json")]) == 0
 
-    verdict = capsys.readouterr().out.split("\n")[2]
-    assert verdict.startswith(("Split: run split ", "Splitting pays, "))
+    assert capsys.readouterr().out.split("\n")[2].startswith(("Split: run split ", "Splitting pays, "))
     told = json.loads((tmp_path / "advice.json").read_text())
     rates = {each["name"]: sum(each["goodput_per_s"]) for each in told["layouts"]}
     assert rates["split 3 + 1"] > 1.15 * rates["serial"]
