@@ -149,9 +149,6 @@ void attend_decodes(const T* query, const T* keys, const T* values, const int64_
     });
 }
 
-// How many rows make a piece that is worth sharing.
-inline int64_t rows_of(int64_t width) { return 1 + 16384 / width; }
-
 // hidden += added (where given); out = hidden / root mean square * weight.
 template <typename T>
 void add_and_norm(T* hidden, const T* added, const T* weight, T* out, int64_t num_rows, int64_t width,

@@ -132,7 +132,7 @@ void product_int8(const T* inputs, const uint32_t* packed, const float* steps, c
                   int64_t num_rows, int64_t num_inputs, int64_t num_outputs, T* out) {
     std::vector<uint8_t> bytes(num_rows * num_inputs);
     std::vector<float> row_steps(num_rows);
-    share(num_rows, 1 + 16384 / num_inputs, [&](int64_t first, int64_t last) {
+    share(num_rows, rows_of(num_inputs), [&](int64_t first, int64_t last) {
         for (int64_t row = first; row < last; ++row)
             row_steps[row] = quantize_row(inputs + row * num_inputs, num_inputs, bytes.data() + row * num_inputs);
     });

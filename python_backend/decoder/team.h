@@ -119,6 +119,9 @@ class Team {
     alignas(64) std::atomic<int64_t> num_done_{0};
 };
 
+// How many rows make a piece that is worth sharing.
+inline int64_t rows_of(int64_t width) { return 1 + 16384 / width; }
+
 // piece(first, last) over parts of `count` things of about `size` each.
 template <typename Piece>
 void share(int64_t count, int64_t size, const Piece& piece) {
