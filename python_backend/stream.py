@@ -20,6 +20,7 @@ from scheduler.observed import MIN_STEPS, Observed
 ERROR = "error"
 """The finish reason of a decoder's last response when its report has an error."""
 
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """What the decoder gave since the last one."""

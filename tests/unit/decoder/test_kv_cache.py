@@ -72,16 +72,22 @@ TestBlockPool = BlockPoolMachine.TestCase
 TestBlockPool.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_the_beginning_of_a_released_sequence_is_evicted_last() -> None:
-    pool = BlockPool(3)
-    blocks = pool.take(3)
+def pool_of_idle(num_blocks: int) -> tuple[BlockPool, list[int]]:
+    """A pool all of whose blocks hold a released prompt, and these in its order."""
+    pool = BlockPool(num_blocks)
+    blocks = pool.take(num_blocks)
     for number, block in enumerate(blocks):
         pool.publish(block, key(number))
     pool.release(blocks)
+    return pool, blocks
+
+
+def test_the_beginning_of_a_released_sequence_is_evicted_last() -> None:
+    pool, blocks = pool_of_idle(3)
 
     taken = pool.take(2)
 
-    assert sorted(taken) == sorted([blocks[2], blocks[1]])
+    assert taken == blocks[1:]
     assert pool.find([key(0), key(1)]) == [blocks[0]]
 
 
@@ -96,11 +102,7 @@ def test_blocks_that_came_back_in_any_order_are_taken_as_neighbours() -> None:
 
 
 def test_a_cached_prompt_that_is_evicted_leaves_a_run_of_blocks() -> None:
-    pool = BlockPool(4)
-    blocks = pool.take(4)
-    for number, block in enumerate(blocks):
-        pool.publish(block, key(number))
-    pool.release(blocks)
+    pool, _ = pool_of_idle(4)
 
     assert pool.take(3) == [1, 2, 3]
 
