@@ -66,7 +66,8 @@ def start_relay() -> Iterator[StartRelay]:
         }
         assert world.relay.num_in_flight() == 0
         assert world.stages.leases == []
-        assert loads(world) == router(tuple(loads(world).encoders), tuple(loads(world).decoders)).idle()
+        left = loads(world.relay._placing)
+        assert left == router(tuple(left.encoders), tuple(left.decoders)).idle()
 
 
 @pytest.fixture
@@ -83,9 +84,9 @@ def settle() -> None:
             assert not thread.is_alive(), f"{thread.name} still runs"
 
 
-def loads(world: World) -> Loads:
-    """What the relay thinks that each replica has before it; who is down counts as up, caches as empty."""
-    loads = world.relay._placing.loads
+def loads(placing: Placing) -> Loads:
+    """What is thought that each replica has before it; who is down counts as up, caches as empty."""
+    loads = placing.loads
     for load in (*loads.encoders.values(), *loads.decoders.values()):
         load.is_available = True
         load.cached = load.prefixes = NOTHING
