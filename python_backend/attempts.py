@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
@@ -131,7 +132,7 @@ class Attempts:
             stream.request.images,
             stream.rank,
             is_over=lambda: stream.is_ended or stream.attempt is not attempt,
-            keep=attempt.keep,
+            keep=functools.partial(self._house.keep, attempt),
         )
         stream.progress_s = self._clock()
         attempt.observed.encode_s = stream.progress_s - began_s

@@ -6,7 +6,7 @@ import threading
 
 from python_backend.errors import Overloaded
 from python_backend.placing import Placing
-from python_backend.stream import Attempt, Stream
+from python_backend.stream import Attempt, Encoded, Stream
 from scheduler.admission import WaitingRoom
 from scheduler.profile import LimitsTable
 
@@ -101,6 +101,11 @@ class House:
         """The requests, with their attempts, that wait for a replica."""
         with self._lock:
             return [(stream, stream.attempt) for stream in self._serving if name in stream.attempt.waits_on]
+
+    def keep(self, attempt: Attempt, encoded: Encoded) -> None:
+        """Notes a lease that an attempt holds, also one that comes after the attempt was given back."""
+        with self._lock:
+            attempt.keep(encoded)
 
     def take_handles(self, attempt: Attempt) -> list[bytes]:
         """The handles that an attempt holds, which holds none and waits for nobody from now on."""

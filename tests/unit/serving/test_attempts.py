@@ -102,7 +102,7 @@ def test_a_lease_that_comes_after_all_was_given_back_is_given_back_too(bench: Be
     bench.attempts.give_back(stream, stream.attempt)
 
     late = bench.stages.encode("e", b"late")
-    stream.attempt.keep(Encoded(late.handle))
+    bench.house.keep(stream.attempt, Encoded(late.handle))
     bench.attempts.give_back(stream, stream.attempt)
 
     assert bench.stages.log[-1] == "release <late>"
