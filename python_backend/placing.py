@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from python_backend.errors import Overloaded, PeerGone
 from scheduler.decision import Decision, StagesFull
@@ -19,8 +18,9 @@ RESTART_S = 5.0  # the hint to those who ask while all of a stage is down
 class Placing:
     """The router and the loads it looks at, behind one lock. Any thread may call it."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, clock: Callable[[], float]) -> None:
         self._router = router
+        self._clock = clock
         self._lock = threading.Lock()
         self._ledger = Ledger(router.idle())
         self._down: set[str] = set()
@@ -53,7 +53,7 @@ class Placing:
         with self._lock:
             shape = self._ledger.with_known_prefix(shape, prefixes)
             try:
-                decision = self._router.decide(shape, self.loads, time.monotonic())
+                decision = self._router.decide(shape, self.loads, self._clock())
             except LookupError as error:
                 raise Overloaded(f"{error} just now: it died and is being restarted", RESTART_S) from error
             except StagesFull as error:

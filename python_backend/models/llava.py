@@ -49,7 +49,7 @@ class TritonPythonModel:
         for reason in ("full", "stages", "draining", "invalid"):
             self._meter.add("vlm_relay_rejected_total", 0.0, {"reason": reason})
         self._tracer = SpanExporter("vlm-relay-scheduler")
-        self._placing = Placing(Router(plan, _costs(plan)))
+        self._placing = Placing(Router(plan, _costs(plan)), now_s)
         self._stages = BlsStages(site)
         self._relay = Relay(
             stages=self._stages,

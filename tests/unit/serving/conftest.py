@@ -47,7 +47,7 @@ def start_relay() -> Iterator[StartRelay]:
         relay = Relay(
             stages,
             prompts,  # type: ignore[arg-type]
-            Placing(router(encoders, decoders, decode)),
+            Placing(router(encoders, decoders, decode), clock),
             limits(**values),
             meter,
             clock,

@@ -23,7 +23,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.stages, self.clock = FakeStages(), Clock()
-        self.placing = Placing(router(("e",), ("d",)))
+        self.placing = Placing(router(("e",), ("d",)), self.clock)
         self.encoding = Encoding(self.stages, gate_width=4)
         self.house = House(self.placing, limits())
         prompts, meter = CharacterPrompts(), FakeMeter()
