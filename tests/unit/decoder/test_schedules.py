@@ -146,11 +146,14 @@ class EngineMachine(RuleBasedStateMachine):
         return sequence.request.request_id not in self.live()
 
     def check(self, now_s: float) -> None:
-        running = self.engine._chooser.running
+        running, waiting = self.engine._chooser.running, self.engine._chooser.waiting
         self.engine.check_integrity()
         assert len(running) <= self.limits.max_sequences
         for sequence in running:
             assert sequence.num_computed <= len(sequence.blocks) * self.limits.block_tokens
+            if sequence.times.started_s == now_s:
+                passed_over = [each.request.rank for each in waiting if each.times.started_s is None]
+                assert sequence.request.rank <= min(passed_over, default=sequence.request.rank), "the most urgent first"
         held = {block for sequence in running for block in sequence.blocks}
         status = self.engine.status()
         assert status.free_blocks == status.total_blocks - len(held)
