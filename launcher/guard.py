@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
+
+from python_backend.rounds import Rounds
 
 logger = logging.getLogger(__name__)
 
@@ -20,26 +21,17 @@ class Guard:
         self._is_lost = is_lost
         self._start = start
         self._starts_s: list[float] = []
-        self._is_closed = threading.Event()
         self.has_given_up = False
-        self._thread = threading.Thread(target=self._work, name="guard", daemon=True)
-        self._thread.start()
+        self._rounds = Rounds("guard", LOOK_S, self._look)
 
     def close(self) -> None:
         """Starts nothing from now on; returns when a start that is under way was broken off."""
         self.has_given_up = True
-        self._is_closed.set()
-        self._thread.join()
+        self._rounds.close(timeout_s=None)
 
-    def _work(self) -> None:
-        while not self._is_closed.wait(LOOK_S):
-            try:
-                if self._is_lost() and not self._is_closed.is_set():
-                    self._begin()
-            except Exception:
-                logger.exception("the server could not be started anew")
-            if self.has_given_up:
-                return
+    def _look(self) -> None:
+        if not self.has_given_up and self._is_lost() and not self.has_given_up:
+            self._begin()
 
     def _begin(self) -> None:
         now_s = time.monotonic()
@@ -50,5 +42,5 @@ class Guard:
             return
         self._starts_s.append(now_s)
         logger.error("the server is lost and is started anew")
-        self._start(self._is_closed.is_set)
+        self._start(lambda: self.has_given_up)
         logger.warning("the server is back after %.1f s", time.monotonic() - now_s)

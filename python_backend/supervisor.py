@@ -9,8 +9,9 @@ scheduler's: Triton's call that loads a model holds Python's lock until it is lo
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
+
+from python_backend.rounds import Rounds
 
 logger = logging.getLogger(__name__)
 
@@ -38,26 +39,18 @@ class PulseWatch:
         self._is_alive = is_alive
         self._on_death = on_death
         self._on_return = on_return
-        self._look_s = look_s
         self._looks_to_return = looks_to_return
         self._is_up: dict[str, bool | None] = dict.fromkeys(replicas)
         self._num_beats = dict.fromkeys(self._is_up, 0)  # looks in a row that found a pulse
-        self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="pulse watch", daemon=True)
-        self._thread.start()
+        self._rounds = Rounds("pulse watch", look_s, self._look_at_all)
 
     def close(self) -> None:
         """Stops looking."""
-        self._is_closed.set()
-        self._thread.join(timeout=5)
+        self._rounds.close()
 
-    def _work(self) -> None:
-        while not self._is_closed.wait(self._look_s):
-            for name, was_up in list(self._is_up.items()):
-                try:
-                    self._look(name, was_up)
-                except Exception:  # the watch over the others must go on
-                    logger.exception("the watch over %s failed", name)
+    def _look_at_all(self) -> None:
+        for name, was_up in self._is_up.items():
+            self._look(name, was_up)
 
     def _look(self, name: str, was_up: bool | None) -> None:
         is_up = self._is_alive(name)

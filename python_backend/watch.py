@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 
 from python_backend.errors import Cancelled, DeadlineExceeded, PeerGone, RelayError
 from python_backend.house import House
+from python_backend.rounds import Rounds
 from python_backend.stream import Stream
 
 logger = logging.getLogger(__name__)
@@ -26,27 +26,15 @@ class Watch:
         self._stall_s = stall_s
         self._clock = clock
         self._end = end
-        self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="watch", daemon=True)
-        self._thread.start()
+        self._polled_s = clock()
+        self._rounds = Rounds("watch", WATCH_S, self._look)
 
     def close(self) -> None:
         """Ends the watch."""
-        self._is_closed.set()
-        self._thread.join(timeout=5)
+        self._rounds.close()
 
-    def _keep(self) -> None:
-        polled_s = self._clock()
-        while not self._is_closed.wait(WATCH_S):
-            now = self._clock()
-            asks_clients = now - polled_s >= CANCEL_POLL_S
-            polled_s = now if asks_clients else polled_s
-            try:
-                self._look(now, asks_clients)
-            except Exception:
-                logger.exception("the watch failed")
-
-    def _look(self, now: float, asks_clients: bool) -> None:
+    def _look(self) -> None:
+        now = self._clock()
         late = self._house.expire(now)
         serving, waiting = self._house.everybody()
         for stream in late:
@@ -56,7 +44,8 @@ class Watch:
                 self._end(stream, too_late(stream, "being served"))
             elif now - stream.progress_s > self._stall_s:
                 self._end(stream, PeerGone(f"nothing came for {self._stall_s:g} s; retry"))
-        if asks_clients:
+        if now - self._polled_s >= CANCEL_POLL_S:
+            self._polled_s = now
             gone = [stream for stream in waiting if _is_gone(stream)]
             self._house.send_away(gone)
             gone += [stream for stream in serving if _is_gone(stream)]

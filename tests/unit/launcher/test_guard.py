@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from launcher.guard import MAX_STARTS, Guard
@@ -39,21 +40,24 @@ def test_one_that_is_lost_again_and_again_is_given_up() -> None:
     server = LostServer(MAX_STARTS + 1)
     guard = Guard(server.is_lost, server.start)
 
-    guard._thread.join(10)
+    until_s = time.monotonic() + 10
+    while not guard.has_given_up:
+        assert time.monotonic() < until_s
     assert (server.num_starts, guard.has_given_up) == (MAX_STARTS, True)
     guard.close()
 
 
 def test_closing_breaks_off_a_start() -> None:
-    began = threading.Event()
+    began, was_broken_off = threading.Event(), threading.Event()
 
     def start(is_over: Callable[[], bool]) -> None:
         began.set()
         while not is_over():
             pass
+        was_broken_off.set()
 
     guard = Guard(lambda: True, start)
     assert began.wait(10)
     guard.close()
 
-    assert not guard._thread.is_alive()
+    assert was_broken_off.is_set()
