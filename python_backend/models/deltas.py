@@ -7,9 +7,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -26,34 +26,18 @@ logger = logging.getLogger(__name__)
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
-class Reply(Protocol):
-    """Where the deltas of one request go."""
-
-    def send(self, line: Line, is_last: bool) -> None:
-        """Sends one line: token_ids, text, finish_reason, and a report where there is one."""
+Send = Callable[[Line, bool], None]
+"""Sends a line (token_ids, text, finish_reason, and a report where there is one); true: it is the last."""
 
 
-class TritonReply:
-    """To whoever called this model."""
-
-    def __init__(self, sender: Any) -> None:
-        self._sender = sender
-
-    def send(self, line: Line, is_last: bool) -> None:
-        """As one response."""
-        self._sender.send(_response(line), flags=FINAL if is_last else 0)
+def to_caller(sender: Any) -> Send:
+    """To whoever called this model: a line is a response."""
+    return lambda line, is_last: sender.send(_response(line), flags=FINAL if is_last else 0)
 
 
-class LinkReply:
+def to_scheduler(link: TokenSender, request_id: str) -> Send:
     """To the scheduler, over its socket."""
-
-    def __init__(self, link: TokenSender, request_id: str) -> None:
-        self._link = link
-        self._request_id = request_id
-
-    def send(self, line: Line, is_last: bool) -> None:
-        """As one line."""
-        self._link.send({"request_id": self._request_id, **line})
+    return lambda line, _: link.send({"request_id": request_id, **line})
 
 
 class DeltaSender:
@@ -69,9 +53,9 @@ class DeltaSender:
         self._thread = threading.Thread(target=self._work, name="sender", daemon=True)
         self._thread.start()
 
-    def stream(self, reply: Reply, transfer: Mapping[str, float]) -> _Outbox:
+    def stream(self, send: Send, transfer: Mapping[str, float]) -> _Outbox:
         """Takes the deltas of one request; call it with each. `transfer` goes into its report."""
-        return _Outbox(self, reply, transfer)
+        return _Outbox(self, send, transfer)
 
     def put(self, outbox: _Outbox, delta: Delta) -> None:
         """Queues a delta. Called by the engine; never blocks for long."""
@@ -98,7 +82,7 @@ class DeltaSender:
                     return
                 deltas, outbox.deltas = outbox.deltas, []
             try:
-                outbox.reply.send(_line(deltas, outbox.transfer), deltas[-1].is_final)
+                outbox.send(_line(deltas, outbox.transfer), deltas[-1].is_final)
             except OSError as error:
                 logger.warning("the scheduler is gone: %s", error)
             except Exception:  # one request's answer is lost; the others must go on
@@ -108,9 +92,9 @@ class DeltaSender:
 class _Outbox:
     """One request's unsent deltas, guarded by its sender's condition."""
 
-    def __init__(self, owner: DeltaSender, reply: Reply, transfer: Mapping[str, float]) -> None:
+    def __init__(self, owner: DeltaSender, send: Send, transfer: Mapping[str, float]) -> None:
         self._owner = owner
-        self.reply = reply
+        self.send = send
         self.transfer = transfer
         self.deltas: list[Delta] = []
         self._num_tokens = 0
@@ -173,7 +157,7 @@ def refuse(sender: Any, error: RelayError) -> None:
     Triton's own errors get lost between two models (2.51, decoupled): the caller's iterator then ends as if nothing
     was wrong, or never, and its thread with it.
     """
-    TritonReply(sender).send(_error_line(error), is_last=True)
+    to_caller(sender)(_error_line(error), True)
 
 
 def _response(line: Line) -> Any:

@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import torch
-import triton_python_backend_utils as pb_utils
 
 from python_backend.checkpoint import resolve
 from python_backend.decoder.engine import Engine
@@ -18,7 +17,7 @@ from python_backend.decoder.sequence import DecodeRequest, ImageEmbedding
 from python_backend.decoder.vllm_engine import VllmEngine
 from python_backend.errors import InternalError, InvalidRequest, RelayError
 from python_backend.models.adapter import open_site, tensors
-from python_backend.models.deltas import DeltaSender, LinkReply, Reply, TritonReply, refuse
+from python_backend.models.deltas import FINAL, DeltaSender, refuse, to_caller, to_scheduler
 from python_backend.models.metrics import TritonMeter
 from python_backend.pulse import Pulse, pulse_path
 from python_backend.request import parse_sampling
@@ -28,8 +27,6 @@ from python_backend.transport.handle import EmbeddingHandle
 from scheduler.profile import DecodeTable
 
 logger = logging.getLogger(__name__)
-
-FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
 class TritonPythonModel:
@@ -114,8 +111,8 @@ class TritonPythonModel:
             rank=float(inputs["rank"][0]) if "rank" in inputs else 0.0,
         )
         is_relayed = "is_relayed" in inputs and bool(inputs["is_relayed"][0])
-        reply: Reply = LinkReply(self._link, job.request_id) if is_relayed else TritonReply(sender)
-        self._engine.submit(job, self._sender.stream(reply, transfer))
+        send = to_scheduler(self._link, job.request_id) if is_relayed else to_caller(sender)
+        self._engine.submit(job, self._sender.stream(send, transfer))
         if is_relayed:
             sender.send(flags=FINAL)  # the tokens go another way
 
