@@ -95,6 +95,6 @@ def _is_noise(line: str) -> bool:
 
 
 def _die_with_parent() -> None:
-    """In the child: get SIGTERM when the launcher dies, however it dies."""
+    """In the child: get SIGTERM when the launcher dies, however it dies; or only the thread that started this child."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
