@@ -114,12 +114,13 @@ class TokenLink:
                         waiting = self._waiting.get(line["request_id"])
                     if waiting is not None:
                         waiting.lines.put(line)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             logger.warning("the tokens of %s broke off: %s", decoder or "a decoder", error)
-        with self._lock:
-            left = [waiting for waiting in self._waiting.values() if waiting.decoder == decoder]
-        for waiting in left:
-            waiting.lines.put(None)
+        finally:  # whatever ended it: who waits would wait for ever
+            with self._lock:
+                left = [waiting for waiting in self._waiting.values() if waiting.decoder == decoder]
+            for waiting in left:
+                waiting.lines.put(None)
 
 
 class TokenSender:
