@@ -99,8 +99,8 @@ def _load(address: str, url: str, number: int, until: float) -> None:
     chance = random.Random(time.monotonic_ns())  # pictures that no cache knows
     with RelayClient(address) as client, openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=60) as other:
         while time.monotonic() < until:
-            images: list[bytes | Path] = [[], [PICTURE], [], [to_jpeg(render(draw_scene(chance), 336, 336))]][number]
-            client.ask(QUESTION, images=images, max_tokens=16, ignore_eos=True, deadline_s=60)
+            picture = PICTURE if number == 1 else to_jpeg(render(draw_scene(chance), 336, 336))
+            client.ask(QUESTION, images=[picture] if number % 2 else (), max_tokens=16, ignore_eos=True, deadline_s=60)
             other.chat.completions.create(
                 model="llava", messages=[{"role": "user", "content": "Who are you?"}], max_tokens=8
             )
