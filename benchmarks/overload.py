@@ -18,12 +18,12 @@ import statistics
 import sys
 import threading
 import time
-import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.provenance import provenance
+from benchmarks.server_metrics import read_samples
 from client import DeadlineExceeded, RelayClient
 from client.load import Load
 from client.load_plan import poisson
@@ -107,10 +107,8 @@ def closed_loop(url: str, metrics_url: str, width: int, num_requests: int) -> fl
 def num_in_time(metrics_url: str) -> float:
     """First texts within the limit so far, as the server counts them."""
     time.sleep(0.6)  # the metrics are up to half a second old
-    with urllib.request.urlopen(metrics_url, timeout=10) as response:
-        lines = response.read().decode().splitlines()
-    sample = [line for line in lines if line.startswith("vlm_relay_ttft_seconds_bucket") and f'le="{TTFT_S:g}"' in line]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in sample)
+    buckets = [each for each in read_samples(metrics_url) if each.name == "vlm_relay_ttft_seconds_bucket"]
+    return sum(each.value for each in buckets if float(each.labels["le"]) == TTFT_S)
 
 
 def deadlines(url: str) -> dict[str, float]:

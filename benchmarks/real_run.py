@@ -9,7 +9,6 @@ import os
 import random
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.processor_time import between, processor_time
+from benchmarks.server_metrics import read_samples
 from client.load import Load
 from client.load_plan import Arrival
 from client.load_report import Outcome
@@ -49,13 +49,10 @@ class Target:
 
     def sums(self) -> dict[str, float]:
         """Sums and counts of its histograms, over all replicas."""
-        with urllib.request.urlopen(self.metrics_url, timeout=10) as response:
-            lines = response.read().decode().splitlines()
         found: dict[str, float] = {}
-        for name, value in (line.rsplit(" ", 1) for line in lines if line.startswith("vlm_relay_")):
-            family = name.partition("{")[0]
-            if family.endswith(("_sum", "_count")):
-                found[family] = found.get(family, 0.0) + float(value)
+        for sample in read_samples(self.metrics_url):
+            if sample.name.startswith("vlm_relay_") and sample.name.endswith(("_sum", "_count")):
+                found[sample.name] = found.get(sample.name, 0.0) + sample.value
         return found
 
 
