@@ -52,8 +52,9 @@ def costs_of(encoder: str) -> Costs:
     return costs.model_copy(update={"encode": encode})
 
 
-def cell(num_gpus: int, images: int, encoder: str, tpot_ms: int) -> dict[str, object]:
-    """All layouts of one cell."""
+def cell(case: tuple[int, int, str, int]) -> dict[str, object]:
+    """All layouts of one cell: GPUs, images per request, encoder, ms per token."""
+    num_gpus, images, encoder, tpot_ms = case
     mix, costs = Mix(images=images, output_tokens=OUTPUT_TOKENS), costs_of(encoder)
 
     def make(count: int, rate_per_s: float, seed: int) -> Workload:
@@ -81,10 +82,6 @@ def cell(num_gpus: int, images: int, encoder: str, tpot_ms: int) -> dict[str, ob
         "share": round(sum(hybrid["by_seed"]) / max(sum(serial["by_seed"]), sum(split["by_seed"])), 4),
         "share_by_seed": [round(each, 4) for each in shares],
     }
-
-
-def _cell(case: tuple[int, int, str, int]) -> dict[str, object]:
-    return cell(*case)
 
 
 def _best(results: Sequence[Result]) -> dict[str, list[float]]:
@@ -119,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     cases = [(g, i, e, t) for g in arguments.gpus for i in arguments.images for e in ENCODERS for t in TPOTS_MS]
     with Pool(arguments.jobs, initializer=gc.disable) as pool:  # simulations leave no cycles behind
-        rows = list(tqdm(pool.imap(_cell, cases), desc="cells", unit="cell", total=len(cases)))
+        rows = list(tqdm(pool.imap(cell, cases), desc="cells", unit="cell", total=len(cases)))
     report = provenance("benchmarks.hybrid", argv, ("scheduler", "benchmarks/hybrid.py"))
     arguments.out.write_text(json.dumps({**report, "rows": rows}, indent=1) + "\n")
     print(render(rows))
