@@ -128,6 +128,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def step(self) -> None:
         chooser, now_s = self.engine._chooser, self.clock()
+        self.engine._take_in()  # an urgent one that has just come may be first
         first = next(iter((*chooser.running, *chooser.waiting)), None)
         decoding = {each: each.num_generated for each in chooser.running if each.is_decoding}
         before = (first.num_computed, first.num_generated) if first is not None else (0, 0)
