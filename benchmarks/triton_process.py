@@ -15,7 +15,8 @@ from pathlib import Path
 
 import tritonclient.grpc as grpc
 
-from launcher.server import SHARED_MEMORY, ServerFailed, choose_ports
+from launcher.process import ServerFailed
+from launcher.server import SHARED_MEMORY, choose_ports
 from launcher.triton import Ports, build_backend_folder, command, environment, find_triton
 from python_backend.checkpoint import PROJECT_ROOT
 from python_backend.transport.boot import PREFIX, identity

@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import IO
 
 
+class ServerFailed(RuntimeError):
+    """The server could not start, or stopped by itself; the message has its last words."""
+
+
 class TritonProcess:
     """One run of tritonserver, in a process group of its own."""
 

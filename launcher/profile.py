@@ -18,8 +18,8 @@ from tqdm import tqdm
 
 from client import RelayClient
 from client.channel import address_from
+from launcher.process import ServerFailed
 from launcher.serve import Say, running
-from launcher.server import ServerFailed
 from launcher.stage_calls import NoOverlap, StageCalls
 from python_backend.checkpoint import CheckpointFacts, read_facts, resolve
 from scheduler.cost import GIGABYTE, IMAGE_TOKENS, Costs, DecodeCost, EncodeCost, PrefillCost, TransferCost

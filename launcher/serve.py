@@ -17,7 +17,8 @@ from client import RelayClient, RelayClientError
 from launcher.build import build, engine_files, fit_engine
 from launcher.links import measure
 from launcher.probes import grey_picture, health_of, probing
-from launcher.server import Server, ServerFailed, choose_ports
+from launcher.process import ServerFailed
+from launcher.server import Server, choose_ports
 from launcher.triton import find_triton
 from python_backend.checkpoint import PROJECT_ROOT
 from scheduler.deployment import plan_for

@@ -19,7 +19,7 @@ from typing import IO
 
 from client.shared_memory import KEY_VARIABLE
 from launcher.guard import Guard
-from launcher.process import TritonProcess
+from launcher.process import ServerFailed, TritonProcess
 from launcher.restart import Restarter
 from launcher.tracing import trace_flags
 from launcher.triton import Keys, Ports, Triton, build_backend_folder, command, environment
@@ -37,10 +37,6 @@ REGION = "vlm_relay_triton."  # begins the names of Triton's shared memory; who 
 EXIT_TIMEOUT_S = 10  # after draining nothing should be left but what hangs in processes that died
 POLL_S = 0.1
 _GAUGES = re.compile(rb"^vlm_relay_(?:in_flight|waiting)_requests\{[^}]*\} (\S+)$", re.MULTILINE)
-
-
-class ServerFailed(RuntimeError):
-    """The server could not start, or stopped by itself; the message has its last words."""
 
 
 class PortBusy(ServerFailed):
@@ -162,7 +158,7 @@ class Server:
         return front.exists() and not is_beating(front, time.monotonic())
 
     def _start_anew(self, is_over: Callable[[], bool]) -> None:
-        """Ends what is left and starts again on the same ports; returns when it is ready, or `is_over`.
+        """Ends what is left and starts again on the same ports; returns when it is ready, or has ended as `is_over`.
 
         Raises:
             ServerFailed: it stopped again while loading.
@@ -172,9 +168,10 @@ class Server:
         self.boot_id = identity(self.pid)
         while not is_over():
             with contextlib.suppress(TimeoutError):
-                self.wait_ready(1.0)
+                self.wait_ready(POLL_S)
                 self._watch_stages()
                 return
+        self._end()
 
     def _end(self) -> None:
         """Kills what runs and removes its shared memory."""
@@ -192,16 +189,21 @@ class Server:
         return None if text is None else int(sum(float(value) for value in _GAUGES.findall(text)))
 
     def drain(self, timeout_s: float) -> bool:
-        """Refuses new requests and waits for the running ones; whether all of them ended in time."""
+        """Refuses new requests and waits for the running ones; whether all of them ended in time.
+
+        From now on it is not started anew when it is lost, as nobody's requests are left then.
+        """
         self._drain_file.touch()
+        if self._guard is not None:
+            self._guard.give_up()
         until = time.monotonic() + timeout_s
         num_idle = 0
-        while time.monotonic() < until and self.is_running():
+        while time.monotonic() < until and not self._is_lost():
             num_idle = num_idle + 1 if self.num_in_flight() == 0 else 0
             if num_idle == 3:  # the gauges lag behind a little
                 return True
             time.sleep(POLL_S)
-        return not self.is_running()
+        return self._is_lost()
 
     def stop(self) -> None:
         """Ends the server and removes what it left: its folder, its shared memory."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tritonclient import grpc
 
-from launcher.server import ServerFailed
+from launcher.process import ServerFailed
 
 TIMEOUT_S = 120.0
 MIN_STEPS = 8  # that a decode step's time is taken from

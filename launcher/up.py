@@ -13,8 +13,9 @@ from client.gateway.app import create_app
 from client.gateway.listening import GatewayServer, bind, stopping_on_signals
 from client.gateway.pipeline import pipeline_from
 from client.gateway.settings import Settings
+from launcher.process import ServerFailed
 from launcher.serve import Say, running
-from launcher.server import Server, ServerFailed
+from launcher.server import Server
 from scheduler.plan import Plan
 
 WATCH_S = 0.2

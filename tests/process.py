@@ -35,8 +35,8 @@ class Process:
 
     def child(self, name: str) -> int:
         """The process of this name that it started."""
-        pid = self.process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        lists = Path(f"/proc/{self.process.pid}/task").glob("*/children")  # one for each of its threads
+        children = [child for each in lists for child in each.read_text().split()]
         return next(int(child) for child in children if Path(f"/proc/{child}/comm").read_text() == f"{name}\n")
 
     def end(self) -> None:

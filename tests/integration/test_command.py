@@ -67,6 +67,19 @@ def test_ctrl_c_while_loading_stops_at_once_and_leaves_nothing(serving: Process)
     assert wait_until(lambda: _leftovers(pid) == [], 5), _leftovers(pid)
 
 
+def test_ctrl_c_while_a_lost_server_is_started_anew_stops_at_once(serving: Process) -> None:
+    serving.wait_for(READY)
+    os.kill(serving.child("tritonserver"), signal.SIGKILL)
+    serving.wait_for("started anew")
+    assert wait_until(lambda: _has_child(serving), 30)
+    pid = serving.child("tritonserver")
+    serving.process.send_signal(signal.SIGINT)
+    assert serving.process.wait(5) == 0
+    assert "Traceback" not in serving.said()
+    assert serving.said().rstrip().endswith("stopped")
+    assert _leftovers(pid) == []
+
+
 def test_a_killed_launcher_takes_its_server_with_it(serving: Process) -> None:
     serving.wait_for(READY)
     pid = serving.child("tritonserver")

@@ -9,8 +9,8 @@ import pytest
 
 from launcher import serve
 from launcher.__main__ import main
+from launcher.process import ServerFailed
 from launcher.serve import DEFAULT_PROFILE, plan_of
-from launcher.server import ServerFailed
 from launcher.triton import TritonMissing
 
 COMMANDS = ("serve", "ask", "build", "render", "demo")

@@ -6,7 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from launcher.guard import MAX_STARTS, Guard
+import pytest
+
+from launcher.guard import LOOK_S, MAX_STARTS, Guard
+from launcher.process import ServerFailed
 
 
 class LostServer:
@@ -47,7 +50,23 @@ def test_one_that_is_lost_again_and_again_is_given_up() -> None:
     guard.close()
 
 
-def test_closing_breaks_off_a_start() -> None:
+def test_a_start_that_fails_is_a_line_in_the_log_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    def start(is_over: Callable[[], bool]) -> None:
+        raise ServerFailed("tritonserver stopped while loading")
+
+    guard = Guard(lambda: True, start)
+    until_s = time.monotonic() + 10
+    while not guard.has_given_up:
+        assert time.monotonic() < until_s
+    guard.close()
+
+    told = [record.getMessage() for record in caplog.records]
+    assert told.count("the server is still lost: tritonserver stopped while loading") == MAX_STARTS
+    assert not any("is back" in line for line in told)
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_closing_breaks_off_a_start(caplog: pytest.LogCaptureFixture) -> None:
     began, was_broken_off = threading.Event(), threading.Event()
 
     def start(is_over: Callable[[], bool]) -> None:
@@ -61,3 +80,17 @@ def test_closing_breaks_off_a_start() -> None:
     guard.close()
 
     assert was_broken_off.is_set()
+    assert not any("is back" in record.getMessage() for record in caplog.records)
+
+
+def test_giving_up_does_not_end_the_thread_whose_end_takes_the_server_along() -> None:
+    server = LostServer(1)
+    guard = Guard(server.is_lost, server.start)
+    assert server.is_quiet.wait(10)
+
+    guard.give_up()
+    time.sleep(3 * LOOK_S)
+
+    assert "guard" in [thread.name for thread in threading.enumerate()]
+    guard.close()
+    assert "guard" not in [thread.name for thread in threading.enumerate()]
