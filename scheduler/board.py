@@ -20,8 +20,9 @@ STORE_FULL_S = 1000.0
 USUAL_SHARE = 0.5
 """Of a mean decoder's sequences, how many are reckoned to share what the first decode costs a device's images.
 
-With 0 that first one pays for all, and devices that encode a little stay without decodes: eight GPUs that may all
-encode two images of 10 ms served 0.93 of always serial, with 0.5 they serve 0.98. With 1 devices seldom specialise.
+With 0 that first one pays for all, and devices that encode a little stay without decodes: with eight images of 40 ms
+on eight GPUs 0.93 of the best fixed choice instead of 0.96. With 1 devices seldom specialise: with one of 640 ms 0.92
+instead of 0.99 (`benchmarks.sides`).
 """
 
 MOST_KEPT = 16

@@ -31,8 +31,9 @@ LEAST_SHARE = 0.01
 
 COUNTED_SHARE = 0.5
 """Of the time that decodes lose beside an encoder. It is their own loss, not that of all: with the whole of it decodes
-leave too soon what encodes a little (eight GPUs that may all encode two images of 10 ms: 0.97 of always serial against
-0.99), with none of it they stay too long with what encodes much (160 ms: 0.82 of the best split against 1.00).
+leave too soon what encodes a little (two GPUs that may both encode one image of 40 ms: 0.78 of always serial instead of
+0.85), with none of it they stay too long with what encodes much (eight GPUs, 160 ms: 0.81 of the best split instead of
+0.96; `benchmarks.sides`).
 """
 
 STEP_S = 0.02
