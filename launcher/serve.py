@@ -84,15 +84,13 @@ def running(
             )
         yield server
     finally:
-        if is_serving and server.is_running():
-            say("stopping: new requests are refused, running ones finish")
-            if not server.drain(plan.limits.drain_s):
-                say(f"some requests did not finish in {plan.limits.drain_s:g} s")
-        if is_serving:
-            server.stop()
-        else:
+        try:
+            if is_serving:
+                _drain(server, plan.limits.drain_s, say)
+                server.stop()
+        finally:  # it never served, or somebody does not want to wait
             server.kill()
-        say("stopped")
+            say("stopped")
 
 
 def serve(
@@ -131,6 +129,14 @@ def answer_canary(address: str) -> None:
             client.ask("What is this?", images=[grey_picture()], max_tokens=1, deadline_s=CANARY_TIMEOUT_S)
     except RelayClientError as error:
         raise ServerFailed(f"the server is up but did not answer a question: {error}") from error
+
+
+def _drain(server: Server, timeout_s: float, say: Say) -> None:
+    """Until running requests have ended, if it runs."""
+    if server.is_running():
+        say("stopping: new requests are refused, running ones finish")
+        if not server.drain(timeout_s):
+            say(f"some requests did not finish in {timeout_s:g} s")
 
 
 def _wait(server: Server, stopping: threading.Event) -> None:

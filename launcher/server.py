@@ -213,7 +213,7 @@ class Server:
         self.kill()
 
     def kill(self) -> None:
-        """Ends the server at once, with its stubs, and removes what it left."""
+        """Ends the server at once, with its stubs, and removes what it left; nothing when it was ended before."""
         self._end_watches()
         self._end()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -16,9 +16,9 @@ import signal
 import struct
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
+from python_backend.rounds import Rounds
 from python_backend.transport.boot import PREFIX, SHARED_MEMORY, process_start
 
 BEAT_S = 0.25
@@ -33,15 +33,10 @@ def pulse_path(boot_id: str, model: str, directory: Path = SHARED_MEMORY) -> Pat
 
 
 class Pulse:
-    """The beating side. One per process; a restarted process takes the place of the dead one.
+    """The beating side. One per process; a restarted process takes the place of the dead one."""
 
-    `on_orphaned` is called when the parent died: Triton's stub would live on for ever.
-    """
-
-    def __init__(self, path: Path, on_orphaned: Callable[[], None] = lambda: os._exit(1)) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._on_orphaned = on_orphaned
-        self._parent = os.getppid()
         draft = path.with_name(f"{path.name}.{os.getpid()}")
         file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -69,12 +64,19 @@ class Pulse:
 
     def _work(self) -> None:
         while not self._is_closed.wait(BEAT_S):
-            if os.getppid() != self._parent:
-                self._on_orphaned()
-                return
             self._beat()
             faulthandler.dump_traceback_later(STANDS_STILL_S, exit=True)  # put off with every beat
         faulthandler.cancel_dump_traceback_later()
+
+
+def end_with(server_pid: int) -> None:
+    """From now on, ends this process once `server_pid` is not its parent (any more): a stub would live for ever."""
+
+    def look() -> None:
+        if os.getppid() != server_pid:
+            os._exit(1)
+
+    Rounds("orphan", BEAT_S, look)
 
 
 def is_beating(path: Path, now_s: float) -> bool:

@@ -17,7 +17,8 @@ import triton_python_backend_utils as pb_utils
 
 from python_backend.checkpoint import CheckpointFacts, read_facts, resolve
 from python_backend.errors import RelayError
-from python_backend.transport.boot import BootKey, boot_key
+from python_backend.pulse import end_with
+from python_backend.transport.boot import BootKey, boot_key, server_pid
 from python_backend.transport.handle import fingerprint_of
 from python_backend.transport.janitor import remove_orphans
 from scheduler.plan import Plan, Replica, read_plan
@@ -47,7 +48,8 @@ class Site:
 
 
 def open_site(arguments: Mapping[str, str]) -> Site:
-    """The site of the model that Triton initialises with `arguments`."""
+    """The site of the model that Triton initialises with `arguments`; from now on the process ends with Triton."""
+    end_with(server_pid())
     logging.basicConfig(
         level=logging.INFO,
         stream=sys.stderr,
@@ -66,7 +68,7 @@ def open_site(arguments: Mapping[str, str]) -> Site:
         repository=repository,
         plan=plan,
         facts=read_facts(resolve(plan.checkpoint)),
-        boot=boot_key(os.getppid()),
+        boot=boot_key(server_pid()),
     )
 
 

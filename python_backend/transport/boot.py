@@ -18,6 +18,7 @@ from pathlib import Path
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "vlm_relay."
 KEY_BYTES = 32
+STUB, STUB_SERVER = b"/triton_python_backend_stub", 5  # the process of a Python model, and which word is its server
 BOOT_ID = re.compile(r"(?P<pid>[0-9]{1,10})-(?P<start>[0-9]{1,20})-(?P<namespace>[0-9]{1,10})")
 _BOOT_FILE = re.compile(rf"vlm_relay\.(boot|pulse)\.(?P<id>{BOOT_ID.pattern})(\.[\w.-]{{1,200}})?")
 
@@ -33,7 +34,7 @@ class BootKey:
 def boot_key(parent_pid: int, directory: Path = SHARED_MEMORY) -> BootKey:
     """The key of the boot that process `parent_pid` began; makes it when no other process has yet.
 
-    Pass `os.getppid()`. Writes `vlm_relay.boot.<id>` (32 bytes, mode 0600) into `directory`; a reader never
+    Pass `server_pid()`. Writes `vlm_relay.boot.<id>` (32 bytes, mode 0600) into `directory`; a reader never
     sees it half written, because it is linked to its name only when whole.
 
     Raises:
@@ -45,6 +46,12 @@ def boot_key(parent_pid: int, directory: Path = SHARED_MEMORY) -> BootKey:
     if not path.exists():
         _publish(path, secrets.token_bytes(KEY_BYTES))
     return BootKey(boot_id, _read(path))
+
+
+def server_pid() -> int:
+    """The tritonserver of this process. A stub's command line says it: its parent is another one once that died."""
+    words = Path("/proc/self/cmdline").read_bytes().split(b"\0")
+    return int(words[STUB_SERVER]) if words[0].endswith(STUB) else os.getppid()
 
 
 def identity(parent_pid: int) -> str:

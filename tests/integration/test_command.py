@@ -67,6 +67,20 @@ def test_ctrl_c_while_loading_stops_at_once_and_leaves_nothing(serving: Process)
     assert wait_until(lambda: _leftovers(pid) == [], 5), _leftovers(pid)
 
 
+def test_a_second_ctrl_c_does_not_wait_for_running_streams_and_leaves_nothing(serving: Process) -> None:
+    address = serving.wait_for(READY)[1]
+    pid = serving.child("tritonserver")
+    with RelayClient(address) as client, client.stream(QUESTION, max_tokens=1000, ignore_eos=True) as stream:
+        next(iter(stream))
+        serving.process.send_signal(signal.SIGINT)
+        serving.wait_for("stopping")
+        serving.process.send_signal(signal.SIGINT)
+        assert serving.process.wait(5) == 130
+    assert "Traceback" not in serving.said()
+    assert serving.said().rstrip().endswith("stopped\nvlm-relay: interrupted")
+    assert _leftovers(pid) == []
+
+
 def test_ctrl_c_while_a_lost_server_is_started_anew_stops_at_once(serving: Process) -> None:
     serving.wait_for(READY)
     os.kill(serving.child("tritonserver"), signal.SIGKILL)

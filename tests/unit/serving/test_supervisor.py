@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from launcher.restart import RestartFailed, retry
 from python_backend.pulse import STALE_S, Pulse, end_process, is_beating, pulse_path
 from python_backend.supervisor import PulseWatch
@@ -109,22 +111,29 @@ def test_a_killed_process_has_no_pulse_at_once(tmp_path: Path) -> None:
     assert not is_beating(path, time.monotonic())
 
 
-def test_a_process_whose_parent_dies_dies_too(tmp_path: Path) -> None:
-    script = f"""
-import os, sys, time
-from pathlib import Path
-from python_backend.pulse import Pulse
-if os.fork() == 0:
-    Pulse(Path({str(tmp_path / "pulse")!r}))
-    print(os.getpid(), flush=True)
-    time.sleep(60)
-time.sleep(1)
+@pytest.mark.parametrize("pause_s", [0.0, 1.0])  # the orphan's: it looks before its parent dies, or only afterwards
+def test_a_stub_whose_server_dies_dies_too(tmp_path: Path, pause_s: float) -> None:
+    stub = f"""
+import os, time
+from python_backend.pulse import end_with
+from python_backend.transport.boot import server_pid
+print(os.getpid(), flush=True)
+time.sleep({pause_s})
+end_with(server_pid())
+time.sleep(60)
+"""
+    server = f"""
+import os, subprocess, sys, time
+words = ["/x/triton_python_backend_stub", "-c", {stub!r}, "", "", str(os.getpid())]
+subprocess.Popen(words, executable=sys.executable)
+time.sleep(0.5)
 os._exit(0)
 """
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", server], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     orphan = int(process.stdout.readline())
     process.wait()
+    assert process_start(orphan) is not None
     assert wait_until(lambda: process_start(orphan) is None, 5.0)
 
 
