@@ -149,3 +149,20 @@ def test_a_newer_prompt_waits_behind_the_running_decodes() -> None:
     chunks = chooser.choose()
 
     assert [(chunk.sequence.serial, chunk.start, chunk.num_tokens) for chunk in chunks] == [(0, 1, 1), (1, 0, 3)]
+
+
+def test_a_prompt_is_admitted_when_those_that_run_have_a_block_each_left_to_grow() -> None:
+    pool = BlockPool(5)
+    chooser = StepChooser(pool, BLOCK_TOKENS, 4, 20, shares_prefixes=False)
+    for serial in range(2):
+        chooser.add(make_sequence(serial, [4, 4], []))  # three tokens: two blocks
+    chooser.choose()
+    assert [each.serial for each in chooser.running] == [0, 1]
+
+    chooser.add(make_sequence(2, [], []))  # one block, and it is there
+    chooser.choose()
+    assert [each.serial for each in chooser.waiting] == [2]
+
+    chooser.remove(chooser.running[-1])
+    chooser.choose()
+    assert [each.serial for each in chooser.running] == [0, 2]
