@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from benchmarks.decoder_step import GEOMETRIES, write_checkpoint
+from benchmarks.decoder_step import GEOMETRIES, VOCABULARY, write_checkpoint
 from python_backend.checkpoint import PROJECT_ROOT
 
 BORROWED = PROJECT_ROOT / "demo" / "checkpoint"
@@ -20,12 +20,21 @@ def write_for_peers(geometry: str, folder: Path) -> None:
     for path in BORROWED.iterdir():
         if "token" in path.name or path.suffix == ".jinja" or path.name.endswith("processor_config.json"):
             shutil.copy(path, folder)
+    _name_all_tokens(folder / "tokenizer.json")
     tensors = load_file(folder / "model.safetensors")
     save_file(
         {_hub_name(name): tensor for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
     )
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
+
+
+def _name_all_tokens(path: Path) -> None:
+    """Gives a word to every token that the model may choose: a random one chooses any, and answers shall have text."""
+    tokenizer = json.loads(path.read_text())
+    words = tokenizer["model"]["vocab"]
+    words |= {f"\u0120w{index}": index for index in range(max(words.values()) + 1, VOCABULARY)}
+    path.write_text(json.dumps(tokenizer))
 
 
 def _hub_name(name: str) -> str:
