@@ -177,6 +177,7 @@ def _add_planning(commands: Commands[argparse.ArgumentParser]) -> None:
     import scheduler.advise.__main__ as advise
     import scheduler.simulate.__main__ as simulate
     import scheduler.topology.command as topology
+    from scheduler.output_file import output_file
 
     command = commands.add_parser("build", help="build the vision encoder ahead of time: ONNX graph, TensorRT engine")
     _add_plan_options(command)
@@ -188,7 +189,9 @@ def _add_planning(commands: Commands[argparse.ArgumentParser]) -> None:
     command = commands.add_parser("profile", help="measure what each stage costs here, for a profile's decisions")
     _add_plan_options(command)
     command.add_argument("--url", help="gRPC address of an idle server of that profile (default: start one)")
-    command.add_argument("--out", type=Path, default=Path("build/costs.json"), help="file to write (%(default)s)")
+    command.add_argument(
+        "--out", type=output_file, default=Path("build/costs.json"), help="file to write (%(default)s)"
+    )
     command.set_defaults(run=_profile)
 
     command = commands.add_parser("plan", help="show where a profile's replicas go, and why")

@@ -19,6 +19,7 @@ from scheduler.advise.report import helm_values, profile_toml, text, to_dict
 from scheduler.cost import Costs, CostsRefused
 from scheduler.deployment import read_topology_file
 from scheduler.fleet import LINKS, FleetRefused, describe_machine
+from scheduler.output_file import output_file, output_file_or_dash
 from scheduler.roofline import peak, roofline
 from scheduler.simulate.__main__ import REFUSALS, add_limits, add_workload, costs_from, limits_from, mix_from
 from scheduler.simulate.azure import azure
@@ -47,8 +48,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--quick", action="store_true", help="without asking when the answer would change")
     group = parser.add_argument_group("output")
     group.add_argument("--target", type=float, metavar="RATE", help="a load to size for: tells servers and Helm values")
-    group.add_argument("--json", metavar="FILE", help="all of it as JSON; - prints it instead of the text")
-    group.add_argument("--out", type=Path, metavar="TOML", help="where to write the profile")
+    group.add_argument(
+        "--json", type=output_file_or_dash, metavar="FILE", help="all of it as JSON; - prints it instead of the text"
+    )
+    group.add_argument("--out", type=output_file, metavar="TOML", help="where to write the profile")
 
 
 def run(arguments: argparse.Namespace) -> int:

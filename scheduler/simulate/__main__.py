@@ -14,13 +14,14 @@ from tqdm import tqdm
 from scheduler.cost import Costs, CostsRefused, parse_costs
 from scheduler.deployment import read_deployment
 from scheduler.fleet import FleetRefused
+from scheduler.output_file import output_file, output_file_or_dash
 from scheduler.placement import PlacementRefused
 from scheduler.plan import Plan
 from scheduler.pools import costs_of
 from scheduler.profile import ProfileRefused
 from scheduler.simulate.azure import azure, day
 from scheduler.simulate.outcome import Figures, Limits, figures
-from scheduler.simulate.picture import PictureRefused, check_picture, draw_curves, draw_timeline
+from scheduler.simulate.picture import draw_curves, draw_timeline, picture_file
 from scheduler.simulate.report import text, to_dict
 from scheduler.simulate.run import Options, Outage, SimulationRefused
 from scheduler.simulate.simulation import simulate
@@ -30,7 +31,7 @@ from scheduler.simulate.workload import Mix, Workload, WorkloadRefused, bursts, 
 OK, REFUSED = 0, 2
 KINDS = ("poisson", "bursts", "day", "closed")
 REFUSALS = (
-    *(CostsRefused, FleetRefused, PlacementRefused, ProfileRefused, PictureRefused, SimulationRefused),
+    *(CostsRefused, FleetRefused, PlacementRefused, ProfileRefused, SimulationRefused),
     WorkloadRefused,
     ValueError,
 )
@@ -61,13 +62,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_workload(parser)
     add_limits(parser)
     group = parser.add_argument_group("output")
-    group.add_argument("--json", metavar="FILE", help="all figures as JSON; - prints them instead of the tables")
-    group.add_argument("--timeline", type=Path, metavar="PICTURE", help="what each replica did when (.png, .svg, .pdf)")
+    group.add_argument(
+        "--json",
+        type=output_file_or_dash,
+        metavar="FILE",
+        help="all figures as JSON; - prints them instead of the tables",
+    )
+    group.add_argument(
+        "--timeline", type=picture_file, metavar="PICTURE", help="what each replica did when (.png, .svg, .pdf)"
+    )
     group.add_argument("--window", metavar="FROM:TO", help="seconds that the timeline shows (all)")
     group.add_argument(
-        "--curves", type=Path, metavar="PICTURE", help="latency and goodput at 0.2 to 1.2 times the rate"
+        "--curves", type=picture_file, metavar="PICTURE", help="latency and goodput at 0.2 to 1.2 times the rate"
     )
-    group.add_argument("--log", type=Path, metavar="FILE", help="every event of every request, a line each")
+    group.add_argument("--log", type=output_file, metavar="FILE", help="every event of every request, a line each")
 
 
 def add_workload(parser: argparse.ArgumentParser) -> None:
@@ -191,8 +199,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     limits, workload, costs = limits_from(arguments), workload_from(arguments), costs_from(arguments.costs)
-    for picture in filter(None, (arguments.timeline, arguments.curves)):
-        check_picture(picture)
+    if arguments.curves is not None and workload.num_users:
+        raise WorkloadRefused("--curves needs arrivals at a rate; allowed: poisson, bursts, day, or a trace")
     window = _window(arguments.window)
     if arguments.in_flight is not None and arguments.in_flight < 1:
         raise SimulationRefused(f"--in-flight {arguments.in_flight}; allowed: 1 or more")
@@ -234,13 +242,7 @@ def sweep(
     limits: Limits,
     warm_up: float,
 ) -> list[tuple[float, Figures]]:
-    """The figures at several rates of the same requests.
-
-    Raises:
-        WorkloadRefused: a closed loop, which has no rate.
-    """
-    if workload.num_users:
-        raise WorkloadRefused("--curves needs arrivals at a rate; allowed: poisson, bursts, day, or a trace")
+    """The figures at several rates of the same requests, which are no closed loop."""
     points = []
     for factor in tqdm([0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2], desc="rates", leave=False, disable=None):
         scaled = workload.scaled(factor)

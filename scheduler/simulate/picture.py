@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scheduler.output_file import output_file
 from scheduler.simulate.outcome import Figures, Limits
 from scheduler.simulate.run import Run, Span
 
@@ -18,24 +20,20 @@ FORMATS = (".png", ".svg", ".pdf")
 MOST_SPANS = 20_000  # in one picture; more cannot be told apart
 
 
-class PictureRefused(ValueError):
-    """A picture that cannot be drawn; the message says why."""
-
-
-def check_picture(path: Path) -> None:
-    """Passes a path that a picture can be written to.
+def picture_file(told: str) -> Path:
+    """The path of a picture that can be drawn and written; a `type` of argparse.
 
     Raises:
-        PictureRefused: another kind of file, no such folder, or matplotlib is not installed.
+        argparse.ArgumentTypeError: another kind of file, one that cannot be written, or matplotlib is not installed.
     """
+    path = Path(told)
     if path.suffix.lower() not in FORMATS:
-        raise PictureRefused(f"picture {path}: allowed endings are {', '.join(FORMATS)}")
-    if not path.absolute().parent.is_dir():
-        raise PictureRefused(f"picture {path}: the folder does not exist")
+        raise argparse.ArgumentTypeError(f"{told!r}: allowed endings are {', '.join(FORMATS)}")
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise PictureRefused(f"picture {path}: matplotlib is not installed; pip install 'vlm-relay[plots]'") from None
+        raise argparse.ArgumentTypeError("matplotlib is not installed; pip install 'vlm-relay[plots]'") from None
+    return output_file(told)
 
 
 def draw_timeline(run: Run, path: Path, begin_s: float = 0.0, end_s: float | None = None) -> None:

@@ -199,3 +199,14 @@ def test_what_cannot_be_gets_one_line(
     told = capsys.readouterr().err
     assert told.startswith(f"advise: {message}")
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--json", "--out"])
+def test_an_output_that_cannot_be_written_is_refused_before_the_search(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--quick", option, "/nowhere/x"])
+
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.endswith(f"argument {option}: cannot write '/nowhere/x': the folder does not exist")

@@ -30,6 +30,10 @@ COMMANDS = ("serve", "ask", "build", "render", "demo")
         (["serve", "--grpc-port", "x"], "vlm-relay serve: error: argument --grpc-port: x is not a port: 0 to 65535"),
         (["serve", "--metrics-port"], "vlm-relay serve: error: argument --metrics-port: expected one argument"),
         (["render"], "vlm-relay render: error: the following arguments are required: profile"),
+        (
+            ["profile", "--out", "/nowhere/costs.json"],
+            "vlm-relay profile: error: argument --out: cannot write '/nowhere/costs.json': the folder does not exist",
+        ),
     ],
 )
 def test_a_wrong_word_is_told_in_one_line_after_the_usage(

@@ -64,8 +64,6 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
         (("--costs", "/nowhere.json"), "costs /nowhere.json: No such file or directory"),
         (("--outage", "cuda:0"), "--outage 'cuda:0'; allowed: NAME:AT or NAME:AT:UNTIL|outage of 'cuda', which"),
         (("--outage", "cuda:0:5:3"), "--outage 'cuda:0:5:3'; allowed: AT of 0 or more, before UNTIL"),
-        (("--timeline", "/tmp/x.jpg"), "picture /tmp/x.jpg: allowed endings are .png, .svg, .pdf"),
-        (("--timeline", "/nowhere/x.png"), "picture /nowhere/x.png: the folder does not exist"),
         (("--arrivals", "closed", "--curves", "/tmp/x.png"), "--curves needs arrivals at a rate"),
         (("--in-flight", "0"), "--in-flight 0; allowed: 1 or more"),
         (("--attainment", "2"), "--attainment 2; allowed: above 0, at most 1"),
@@ -81,3 +79,28 @@ def test_what_cannot_be_gets_one_line(
     told = capsys.readouterr().err
     assert any(told.startswith(f"simulate: {each}") for each in message.split("|"))
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--timeline", "/tmp/x.jpg"), "--timeline: '/tmp/x.jpg': allowed endings are .png, .svg, .pdf"),
+        (("--curves", "/nowhere/x.png"), "--curves: cannot write '/nowhere/x.png': the folder does not exist"),
+        (("--json", "/nowhere/x.json"), "--json: cannot write '/nowhere/x.json': the folder does not exist"),
+        (("--log", "/tmp"), "--log: cannot write '/tmp': Is a directory"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*EIGHT, "--requests", "10", *arguments])
+
+    out, err = capsys.readouterr()
+    assert (out, err.splitlines()[-1]) == ("", f"python -m scheduler.simulate: error: argument {message}")
+
+
+def test_curves_of_a_closed_loop_are_refused_before_the_work(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*EIGHT, "--requests", "10", "--arrivals", "closed", "--curves", "/tmp/x.png"]) == 2
+
+    assert capsys.readouterr().out == ""
