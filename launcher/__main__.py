@@ -236,14 +236,17 @@ def _port(text: str) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; its exit code."""
-    arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="vlm-relay: %(message)s")
     try:
+        arguments = _parser().parse_args(argv)  # imports what the commands need, which takes a while
         return int(arguments.run(arguments))
     except KeyboardInterrupt:
         _say("interrupted")
         return INTERRUPTED
-    except (ValueError, RuntimeError, OSError, RelayClientError) as error:  # what a user can mend
+    except OSError as error:
+        _say(str(error) if error.filename is None else f"{error.filename}: {error.strerror}")
+        return FAILED
+    except (ValueError, RuntimeError, RelayClientError) as error:  # what a user can mend
         _say(str(error))
         return USAGE if isinstance(error, ValueError | InvalidRequest) else FAILED
 

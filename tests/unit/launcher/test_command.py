@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import launcher.__main__ as command
 from launcher import serve
 from launcher.__main__ import main
 from launcher.process import ServerFailed
@@ -108,6 +109,7 @@ def test_a_busy_port_is_told_in_one_line_before_anything_is_built(
         (ServerFailed("tritonserver stopped"), 1, "vlm-relay: tritonserver stopped\n"),
         (TritonMissing("no tritonserver"), 1, "vlm-relay: no tritonserver\n"),
         (OSError(28, "No space left on device"), 1, "vlm-relay: [Errno 28] No space left on device\n"),
+        (OSError(21, "Is a directory", "/tmp"), 1, "vlm-relay: /tmp: Is a directory\n"),
         (KeyboardInterrupt(), 130, "vlm-relay: interrupted\n"),
     ],
 )
@@ -135,3 +137,16 @@ def test_a_checkpoint_on_the_command_line_replaces_the_profiles(
 
     assert plan_of(DEFAULT_PROFILE, "mine").checkpoint == str(tmp_path / "mine")  # as the user's shell sees it
     assert plan_of(DEFAULT_PROFILE, None).checkpoint == "demo/checkpoint"
+
+
+def test_an_interrupt_while_the_commands_are_loaded_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "_parser", interrupted)
+
+    assert main([]) == 130
+
+    assert capsys.readouterr() == ("", "vlm-relay: interrupted\n")
