@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from client.errors import InvalidRequest, RelayClientError
+from client.gateway.__main__ import port_from
 
 USAGE, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -108,9 +109,9 @@ def _add_server_ports(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("VLM_RELAY_REDIS_URL"),
         help="embedding cache shared by servers, instead of the profile's; better in VLM_RELAY_REDIS_URL",
     )
-    parser.add_argument("--http-port", type=_port, default=8000, help="0 is any free one (%(default)s)")
-    parser.add_argument("--grpc-port", type=_port, default=8001, help="0 is any free one (%(default)s)")
-    parser.add_argument("--metrics-port", type=_port, default=8002, help="0 is any free one (%(default)s)")
+    parser.add_argument("--http-port", type=port_from, default=8000, help="0 is any free one (%(default)s)")
+    parser.add_argument("--grpc-port", type=port_from, default=8001, help="0 is any free one (%(default)s)")
+    parser.add_argument("--metrics-port", type=port_from, default=8002, help="0 is any free one (%(default)s)")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -132,7 +133,7 @@ def _add_serving(commands: Commands[argparse.ArgumentParser]) -> None:
     _add_plan_options(command)
     command.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     _add_server_ports(command)
-    command.add_argument("--health-port", type=_port, help="for a cluster's probes and its order to drain (none)")
+    command.add_argument("--health-port", type=port_from, help="for a cluster's probes and its order to drain (none)")
     command.set_defaults(run=_serve)
 
     command = commands.add_parser("up", help="start the server and the gateway together")
@@ -226,12 +227,6 @@ def _add_shell(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     command.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh"), help="the shell to print it for")
     command.set_defaults(run=_completion)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text} is not a port: 0 to 65535")
-    return int(text)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -48,7 +48,7 @@ def configure_listening(parser: argparse.ArgumentParser) -> None:
     """The arguments that do not say where the server is."""
     defaults = Settings()
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    parser.add_argument("--port", type=int, default=9000, help="0 is any free one (%(default)s)")
+    parser.add_argument("--port", type=port_from, default=9000, help="0 is any free one (%(default)s)")
     parser.add_argument(
         "--model", default=defaults.model, help="the model's name in Triton and for clients (%(default)s)"
     )
@@ -71,6 +71,13 @@ def configure_listening(parser: argparse.ArgumentParser) -> None:
         value = getattr(defaults, name)
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=type(value), default=value, metavar="N", help=f"{text} (%(default)s)")
+
+
+def port_from(text: str) -> int:
+    """A port to listen on; a `type` of argparse."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text} is not a port: 0 to 65535")
+    return int(text)
 
 
 def settings_from(

@@ -29,6 +29,7 @@ COMMANDS = ("serve", "ask", "build", "render", "demo")
         ),
         (["serve", "--grpc-port", "-1"], "vlm-relay serve: error: argument --grpc-port: -1 is not a port: 0 to 65535"),
         (["serve", "--grpc-port", "x"], "vlm-relay serve: error: argument --grpc-port: x is not a port: 0 to 65535"),
+        (["up", "--port", "65536"], "vlm-relay up: error: argument --port: 65536 is not a port: 0 to 65535"),
         (["serve", "--metrics-port"], "vlm-relay serve: error: argument --metrics-port: expected one argument"),
         (["render"], "vlm-relay render: error: the following arguments are required: profile"),
         (
