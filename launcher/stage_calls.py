@@ -60,9 +60,10 @@ class StageCalls:
         handles = [b""] * len(images)
         ended = began
         for _ in images:
-            ended, (index, result), error = self._next(encoder)
-            if error is not None:
+            ended, answer, error = self._next(encoder)
+            if error is not None:  # of this call, or of the stream, when the server is gone
                 raise ServerFailed(f"{encoder}: {error}")
+            index, result = answer
             handles[index] = bytes(result.as_numpy("handle").reshape(-1)[0])
         return ended - began, handles
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
-from launcher.stage_calls import Marks, NoOverlap, _marks, _step_s
+from launcher.process import ServerFailed
+from launcher.stage_calls import Marks, NoOverlap, StageCalls, _marks, _step_s
 
 
 def test_a_step_is_timed_by_the_engines_count_while_all_answers_are_generated() -> None:
@@ -23,3 +26,14 @@ def test_an_engine_that_counts_no_steps_gives_no_marks() -> None:
 
     assert _marks(whole) == [Marks(1.0, 3, 2.0, 7)]
     assert _marks({"first_token_s": 1.0, "last_token_s": 2.0}) == []
+
+
+def test_a_server_that_is_not_there_is_said_so() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        calls = StageCalls(f"127.0.0.1:{nobody.getsockname()[1]}")
+
+        with pytest.raises(ServerFailed, match=r"clip_encoder: .*onnection refused"):
+            calls.encode("clip_encoder", [b"a picture"])
+
+        calls.close()
