@@ -48,7 +48,8 @@ def text(run: Run, limits: Limits, warm_up: float) -> str:
 def _clients(run: Run, told: Figures, limits: Limits) -> list[str]:
     ends = ", ".join(f"{count} {name}" for name, count in told.num_by_outcome.items())
     rate = run.workload.rate_per_s
-    offered = f"{rate:.4g} requests/s offered" if rate else f"{run.workload.num_users} users"
+    users = f"{run.workload.num_users} users" if run.workload.num_users else "all at once"
+    offered = f"{rate:.4g} requests/s offered" if rate else users
     rows = [
         ["", "mean", "P50", "P90", "P99"],
         ["time to first token", *_times(told.ttft_s)],

@@ -14,7 +14,6 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -28,7 +27,7 @@ AZURE = {
     "ContextTokens": "prompt_tokens",
     "GeneratedTokens": "output_tokens",
 }
-Value = TypeVar("Value", int, float)
+MOST = 2**53  # whole numbers above it are not exact
 
 
 def read_trace(path: Path) -> Workload:
@@ -38,7 +37,7 @@ def read_trace(path: Path) -> Workload:
         WorkloadRefused: it cannot be read, has no rows, lacks a column, or holds a value that is not allowed.
     """
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")  # spreadsheets write a mark first
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise WorkloadRefused(f"trace {path}: {reason}") from error
@@ -47,7 +46,10 @@ def read_trace(path: Path) -> Workload:
 
 def parse_trace(text: str, source: str) -> Workload:
     """The workload in a CSV text; `source` names it in errors. Raises as `read_trace`."""
-    rows = list(csv.reader(io.StringIO(text)))
+    try:
+        rows = list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise WorkloadRefused(f"trace {source}: no CSV: {error}") from error
     if not rows:
         raise WorkloadRefused(f"trace {source}: empty; a header line and a row per request are needed")
     header = [AZURE.get(name.strip(), name.strip()) for name in rows[0]]
@@ -118,8 +120,11 @@ def _column(source: str, name: str, index: int, body: Sequence[tuple[int, list[s
         try:
             values[place] = read(cell)
         except ValueError:
-            raise WorkloadRefused(f"trace {source}, line {line}: {name} is {cell!r}; a number is needed") from None
-        if name not in ("time_s", "deadline_s", "cancel_s") and not values[place].is_integer():
+            needed = "seconds or a date are" if name == "time_s" else "a number is"
+            raise WorkloadRefused(f"trace {source}, line {line}: {name} is {cell!r}; {needed} needed") from None
+        if name in ("time_s", "deadline_s", "cancel_s"):
+            continue
+        if not values[place].is_integer() or abs(values[place]) > MOST:
             raise WorkloadRefused(f"trace {source}, line {line}: {name} is {cell!r}; a whole number is needed")
     return values
 

@@ -66,6 +66,11 @@ class Workload:
             bad = np.flatnonzero(~(column >= least) | ~np.isfinite(column))
             if len(bad):
                 raise WorkloadRefused(f"request {bad[0]}: {name} is {column[bad[0]]:g}; allowed: {least} or more")
+        for name in ("deadline_s", "cancel_s"):
+            column = getattr(self, name)
+            if column is not None and not (column >= 0).all():
+                at = int(np.argmin(column >= 0))
+                raise WorkloadRefused(f"request {at}: {name} is {column[at]:g}; allowed: 0 or more")
         return self
 
     def scaled(self, factor: float) -> Workload:

@@ -12,6 +12,7 @@ from scheduler.simulate.trace import parse_trace, read_trace, to_csv
 from scheduler.simulate.workload import Mix, WorkloadRefused, bursts, poisson
 
 HEADER = "time_s,images,prompt_tokens,output_tokens\n"
+WITH_DEADLINE = HEADER.replace("\n", ",deadline_s\n")
 
 
 def chance() -> np.random.Generator:
@@ -112,6 +113,14 @@ def test_what_a_row_leaves_open_does_not_count() -> None:
             "trace t.csv: request 1 arrives at 4 s, after one at 5 s; times must not go back",
         ),
         (HEADER + "nan,1,700,9\n", "trace t.csv: request 0: arrived_s is nan; allowed: 0 or more"),
+        (HEADER + "2026-13-01,1,700,9\n", "trace t.csv, line 2: time_s is '2026-13-01'; seconds or a date are needed"),
+        (HEADER + "0,1,1e30,9\n", "trace t.csv, line 2: prompt_tokens is '1e30'; a whole number is needed"),
+        (HEADER + "0,1,700," + "9" * 200_000, "trace t.csv: no CSV: field larger than field limit"),
+        (WITH_DEADLINE + "0,1,700,9,-5\n", "trace t.csv: request 0: deadline_s is -5; allowed: 0 or more"),
+        (
+            WITH_DEADLINE + "0,1,700,9,1\n1,1,700,9,nan\n",
+            "trace t.csv: request 1: deadline_s is nan; allowed: 0 or more",
+        ),
     ],
 )
 def test_a_trace_that_makes_no_sense_is_refused_by_line(text: str, message: str) -> None:
@@ -125,3 +134,10 @@ def test_a_trace_that_makes_no_sense_is_refused_by_line(text: str, message: str)
 def test_a_rate_of_nothing_is_refused() -> None:
     with pytest.raises(WorkloadRefused, match="rate 0 per second; allowed: above 0"):
         poisson(10, 0, chance())
+
+
+def test_a_trace_that_a_spreadsheet_wrote_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("\ufeff" + HEADER + "0,1,700,9\n")
+
+    assert len(read_trace(path)) == 1
