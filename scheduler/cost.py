@@ -153,6 +153,8 @@ def read_costs(path: Path) -> dict[str, Costs]:
         return parse_costs(path.read_text(), str(path))
     except OSError as error:
         raise CostsRefused(f"costs {path}: {error.strerror}; write it with `vlm-relay profile`") from error
+    except UnicodeDecodeError as error:
+        raise CostsRefused(f"costs {path}: not UTF-8; write it with `vlm-relay profile`") from error
 
 
 def parse_costs(text: str, source: str) -> dict[str, Costs]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from scheduler.cost import Costs, CostsRefused, parse_costs
+from scheduler.cost import Costs, CostsRefused, read_costs
 from scheduler.deployment import read_deployment
 from scheduler.fleet import FleetRefused
 from scheduler.output_file import output_file, output_file_or_dash
@@ -29,6 +29,7 @@ from scheduler.simulate.trace import read_trace
 from scheduler.simulate.workload import Mix, Workload, WorkloadRefused, bursts, poisson, together
 
 OK, REFUSED = 0, 2
+MOST = 10**8  # requests, images, tokens; far above what can be simulated, far below what columns hold
 KINDS = ("poisson", "bursts", "day", "closed")
 REFUSALS = (
     *(CostsRefused, FleetRefused, PlacementRefused, ProfileRefused, SimulationRefused),
@@ -82,7 +83,10 @@ def add_workload(parser: argparse.ArgumentParser) -> None:
     """Adds the options that say what is asked, and when."""
     group = parser.add_argument_group("workload")
     group.add_argument(
-        "--trace", type=Path, metavar="CSV", help="a recorded workload (time_s, images, ...), or Azure's"
+        "--trace",
+        type=Path,
+        metavar="CSV",
+        help="a recorded workload (time_s, images, ...), or Azure's, instead of what follows",
     )
     group.add_argument("--arrivals", choices=KINDS, default="poisson", help="when requests come (%(default)s)")
     group.add_argument("--rate", type=float, default=10.0, help="requests per second at the mean (%(default)s)")
@@ -119,7 +123,7 @@ def limits_from(arguments: argparse.Namespace) -> Limits:
         ValueError: one that makes no sense.
     """
     for name in ("ttft", "tpot"):
-        if not getattr(arguments, name) > 0:
+        if not 0 < getattr(arguments, name) < float("inf"):
             raise ValueError(f"--{name} {getattr(arguments, name):g}; allowed: above 0")
     if not 0 < arguments.attainment <= 1:
         raise ValueError(f"--attainment {arguments.attainment:g}; allowed: above 0, at most 1")
@@ -135,13 +139,13 @@ def mix_from(arguments: argparse.Namespace) -> Mix:
         WorkloadRefused: a value out of range.
     """
     for name, least in (("requests", 1), ("images", 0), ("text_tokens", 1), ("output_tokens", 1), ("users", 1)):
-        if getattr(arguments, name) < least:
+        if not least <= getattr(arguments, name) <= MOST:
             option = name.replace("_", "-")
-            raise WorkloadRefused(f"--{option} {getattr(arguments, name)}; allowed: {least} or more")
+            raise WorkloadRefused(f"--{option} {getattr(arguments, name)}; allowed: {least} to {MOST}")
     if not 0 <= arguments.image_share <= 1:
         raise WorkloadRefused(f"--image-share {arguments.image_share:g}; allowed: 0 to 1")
     for name in ("spread", "think", "distinct", "seed"):
-        if getattr(arguments, name) < 0:
+        if not 0 <= getattr(arguments, name) < float("inf"):
             raise WorkloadRefused(f"--{name} {getattr(arguments, name):g}; allowed: 0 or more")
     return Mix(
         images=arguments.images,
@@ -180,12 +184,7 @@ def costs_from(path: Path | None) -> dict[str, Costs] | None:
     Raises:
         CostsRefused: they cannot be read.
     """
-    if path is None:
-        return None
-    try:
-        return parse_costs(path.read_text(), str(path))
-    except OSError as error:
-        raise CostsRefused(f"costs {path}: {error.strerror}") from error
+    return None if path is None else read_costs(path)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -58,7 +58,11 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--rate", "-1"), "rate -1 per second; allowed: above 0"),
-        (("--requests", "0"), "--requests 0; allowed: 1 or more"),
+        (("--requests", "0"), "--requests 0; allowed: 1 to 100000000"),
+        (("--text-tokens", "1" + "0" * 30), f"--text-tokens 1{'0' * 30}; allowed: 1 to 100000000"),
+        (("--spread", "nan"), "--spread nan; allowed: 0 or more"),
+        (("--think", "inf"), "--think inf; allowed: 0 or more"),
+        (("--ttft", "inf"), "--ttft inf; allowed: above 0"),
         (("--images", "9"), "a request has 9 images; limits.max_images allows 8"),
         (("--trace", "/nowhere.csv"), "trace /nowhere.csv: No such file or directory"),
         (("--costs", "/nowhere.json"), "costs /nowhere.json: No such file or directory"),
@@ -104,3 +108,21 @@ def test_curves_of_a_closed_loop_are_refused_before_the_work(capsys: pytest.Capt
     assert main([*EIGHT, "--requests", "10", "--arrivals", "closed", "--curves", "/tmp/x.png"]) == 2
 
     assert capsys.readouterr().out == ""
+
+
+def test_costs_that_are_no_text_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    costs = tmp_path / "costs.json"
+    costs.write_bytes(b"\xff\x00")
+
+    assert main([*EIGHT, "--costs", str(costs)]) == 2
+
+    assert capsys.readouterr().err.startswith(f"simulate: costs {costs}: not UTF-8")
+
+
+def test_a_trace_whose_requests_come_at_once_has_no_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("time_s,images,prompt_tokens,output_tokens\n1,1,700,9\n")
+
+    assert main([*EIGHT, "--trace", str(trace)]) == 0
+
+    assert capsys.readouterr().out.startswith("all at once: 1 done")
