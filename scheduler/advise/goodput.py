@@ -12,14 +12,14 @@ from scheduler.plan import Plan
 from scheduler.simulate.outcome import Figures, Limits, figures
 from scheduler.simulate.run import Options
 from scheduler.simulate.simulation import simulate
-from scheduler.simulate.workload import Workload
+from scheduler.simulate.workload import Workload, WorkloadRefused
 
 MakeWorkload = Callable[[int, float, int], Workload]
 """Takes number of requests, rate and seed."""
 
 WARM_UP = 0.2
 LEAST_REQUESTS, MOST_REQUESTS = 300, 6000
-LOWEST_PER_S = 1e-3
+LOWEST_PER_S, HIGHEST_PER_S = 1e-3, 1e6
 UNBOUNDED = 10**9
 
 
@@ -56,6 +56,9 @@ def find_goodput(
     """Requests per second, by bisection from a guess, which is trusted to about the factor `step`.
 
     0 when the limits cannot be kept at any rate.
+
+    Raises:
+        WorkloadRefused: they are kept at every rate, so that there is no highest.
     """
     tolerance = question.tolerance if tolerance is None else tolerance
 
@@ -66,6 +69,10 @@ def find_goodput(
     if keeps(low):
         while keeps(high := low * step):
             low, step = high, step * step
+            if low > HIGHEST_PER_S:
+                raise WorkloadRefused(
+                    "the limits are kept however fast requests come; allowed: a longer trace, or less time"
+                )
     else:
         while not keeps(low := high / step):
             high, step = low, step * step

@@ -183,6 +183,9 @@ def test_with_a_dear_encoder_splitting_pays(tmp_path: Path, capsys: pytest.Captu
         (("--gpu", "T4", "--link", "pcie"), "T4 has 14 GiB to use, and LLaVA-1.5-7B needs 14 and a cache"),
         (("--seeds", "0"), "--seeds 0, --horizon 30; allowed: 1 or more, above 0"),
         (("--target", "0"), "--target 0; allowed: above 0"),
+        (("--target", "inf"), "--target inf; allowed: above 0"),
+        (("--horizon", "nan"), "--seeds 3, --horizon nan; allowed: 1 or more, above 0"),
+        (("--in-flight", "0"), "--in-flight 0; allowed: 1 or more"),
         (("--encode-ms", "-1"), "--encode-ms -1; allowed: above 0"),
         (("--arrivals", "closed"), "--arrivals closed has no rate to be searched; allowed: poisson, bursts"),
         (("--trace", "/nowhere.csv"), "trace /nowhere.csv: No such file or directory"),
@@ -210,3 +213,12 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_search(
 
     told = capsys.readouterr().err.splitlines()[-1]
     assert told.endswith(f"argument {option}: cannot write '/nowhere/x': the folder does not exist")
+
+
+def test_a_trace_too_short_to_fill_a_machine_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("time_s,images,prompt_tokens,output_tokens\n0,1,600,20\n1,1,600,20\n")
+
+    assert main(["--quick", "--gpus", "1", "--trace", str(trace)]) == 2
+
+    assert capsys.readouterr().err.startswith("advise: the limits are kept however fast requests come")
