@@ -94,6 +94,8 @@ def run(arguments: argparse.Namespace, variables: Mapping[str, str]) -> Tally:
         raise BatchRefused("--concurrency must be at least 1 and --retries at least 0")
     key = key_from(variables) if arguments.shared_memory else None
     entries = index(arguments.input)
+    if arguments.output.exists() and arguments.output.samefile(arguments.input):
+        raise BatchRefused(f"{arguments.output}: the answers cannot go into the questions' file")
     with Output(arguments.output, {entry.custom_id for entry in entries}) as output:
         client = AsyncRelayClient(arguments.url, shared_memory_key=key)
         batch = Batch(client, output, arguments.input, arguments.retries)

@@ -149,6 +149,14 @@ def test_files_that_cannot_be_right_are_refused_before_anything_is_asked(
     assert (tmp_path / "out.jsonl").read_text() == done
 
 
+def test_answers_never_go_into_the_questions_file(server: ScriptedServer, tmp_path: Path) -> None:
+    questions = tmp_path / "in.jsonl"
+    questions.write_text('{"custom_id": "a", "question": "What?"}\n')
+
+    with pytest.raises(BatchRefused, match="the answers cannot go into the questions' file"):
+        _batch(server, questions, questions)
+
+
 def test_killed_in_the_middle_and_run_again_nothing_is_lost_and_nothing_twice(
     server: ScriptedServer, tmp_path: Path
 ) -> None:
