@@ -23,7 +23,7 @@ from client.load_figure import drawer
 from client.load_plan import USUAL_SIZE, Arrival, picture, poisson, size_from, trace
 from client.load_report import Outcome, Report, page, report_from
 from client.relay_async import AsyncRelayClient
-from client.request import Options
+from client.request import Options, request_from
 from client.shared_memory import KEY_VARIABLE, key_from
 
 
@@ -56,11 +56,14 @@ def run(arguments: argparse.Namespace, variables: Mapping[str, str]) -> Report:
 
     Raises:
         InvalidRequest: an argument out of range, or a trace that is none.
+        OSError: the page or the picture cannot be written; nothing was asked.
     """
     if arguments.requests < 1 or arguments.concurrency < 1:
         raise InvalidRequest("--requests and --concurrency must be at least 1")
     if arguments.rate is not None and not 0 < arguments.rate < float("inf"):
         raise InvalidRequest(f"--rate must be above 0, not {arguments.rate}")
+    for path in filter(None, (arguments.html, arguments.png)):
+        path.open("ab").close()  # not after the load that it cannot be written
     draw = drawer() if arguments.png is not None else None  # not after the load that matplotlib is missing
     chance = random.Random(arguments.seed)
     load = Load(
@@ -73,6 +76,7 @@ def run(arguments: argparse.Namespace, variables: Mapping[str, str]) -> Report:
     load.options = {"max_tokens": arguments.max_tokens, "deadline_s": arguments.deadline_s}
     if arguments.exactly:
         load.options |= {"ignore_eos": True, "min_tokens": arguments.max_tokens}
+    request_from(arguments.question, None, (), **load.options)  # refuses what each request would be refused for
     if arguments.trace is not None:
         work = load.at_times(trace(arguments.trace))
     elif arguments.rate is not None:

@@ -39,7 +39,7 @@ def drawer() -> Draw:
         _over_time(late, outcomes, "whole answer", [each.total_s for each in outcomes])
         _spread(spread, outcomes)
         figure.suptitle(f"{title}\n{report.text().splitlines()[0]}", fontsize=11)
-        figure.savefig(path)
+        figure.savefig(path, format="png")
 
     return draw
 

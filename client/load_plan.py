@@ -6,6 +6,7 @@ import csv
 import datetime
 import io
 import json
+import math
 import random
 import struct
 import zlib
@@ -48,15 +49,21 @@ def trace(path: Path) -> list[Arrival]:
         InvalidRequest: no such file, a line that has no such time, or one before its predecessor.
     """
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8-sig")  # spreadsheets write a mark first
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"trace {path}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise InvalidRequest(f"trace {path}: {reason}") from error
     read = _from_json_lines if text.lstrip().startswith("{") else _from_csv
     arrivals: list[Arrival] = []
-    for number, arrival in read(text, path):
-        if not arrival.at_s >= (arrivals[-1].at_s if arrivals else 0.0):
-            raise InvalidRequest(f"trace {path}:{number}: {arrival.at_s} is before the time above it")
-        arrivals.append(arrival)
+    try:
+        for number, arrival in read(text, path):
+            if not math.isfinite(arrival.at_s):
+                raise InvalidRequest(f"trace {path}:{number}: {arrival.at_s} is no time")
+            if arrival.at_s < (arrivals[-1].at_s if arrivals else 0.0):
+                raise InvalidRequest(f"trace {path}:{number}: {arrival.at_s} is before the time above it")
+            arrivals.append(arrival)
+    except csv.Error as error:
+        raise InvalidRequest(f"trace {path}: no CSV: {error}") from None
     if not arrivals:
         raise InvalidRequest(f"trace {path}: no request in it")
     return arrivals

@@ -75,7 +75,9 @@ def test_a_size_that_is_none_is_refused(text: str) -> None:
         ("{}", ":1"),
         ('{"at_s": 1}\n1', ":2"),
         ('{"at_s": 1}\n{"at_s": 0.5}', ":2.*before"),
-        ('{"at_s": "nan"}', ":1"),
+        ('{"at_s": "nan"}', ":1: nan is no time"),
+        ("time_s\n0\ninf\n", ":3: inf is no time"),
+        ("time_s\n" + "9" * 200_000, "no CSV: field larger"),
         ('{"at_s": 1, "images": -1}', ":1.*at least 0"),
         ("time_s\n", "no request"),
         ("time_s\nsoon\n", ":2.*soon"),
@@ -95,6 +97,7 @@ def test_a_trace_that_is_none_is_refused_by_line(tmp_path: Path, text: str, word
     [
         '{"at_s": 0, "images": 2, "max_tokens": 7}\n{"at_s": 1.5}\n',
         "time_s,images,prompt_tokens,output_tokens\n100,2,600,7\n101.5,,,\n",
+        "\ufefftime_s,images,prompt_tokens,output_tokens\n100,2,600,7\n101.5,,,\n",
         "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n"
         "2025-03-01 12:00:00.000000+00:00,2,600,7\n2025-03-01 12:00:01.500000+00:00,,,\n",
     ],
@@ -158,7 +161,10 @@ def test_refusals_are_counted_by_their_code(server: ScriptedServer) -> None:
     assert "2 x unavailable: full; retry after 1 s" in report.text()
 
 
-@pytest.mark.parametrize("options", [["--rate", "0"], ["--requests", "0"], ["--concurrency", "0"], ["--images", "1"]])
+@pytest.mark.parametrize(
+    "options",
+    [["--rate", "0"], ["--requests", "0"], ["--concurrency", "0"], ["--images", "1"], ["--deadline-s", "nan"]],
+)
 def test_arguments_out_of_range_are_refused(server: ScriptedServer, options: list[str]) -> None:
     with pytest.raises(InvalidRequest):
         _load(server, *options)
@@ -209,6 +215,25 @@ def test_the_report_is_a_picture_too(server: ScriptedServer, tmp_path: Path) -> 
     with Image.open(tmp_path / "report.png") as opened:
         opened.load()
         assert (opened.format, opened.size) == ("PNG", (1320, 780))
+
+
+@pytest.mark.parametrize("option", ["--html", "--png"])
+def test_a_report_that_cannot_be_written_is_refused_before_the_load(
+    server: ScriptedServer, tmp_path: Path, option: str
+) -> None:
+    with pytest.raises(FileNotFoundError):
+        _load(server, option, str(tmp_path / "missing" / "report"))
+
+    assert server.requests == []
+
+
+def test_a_picture_is_a_png_whatever_its_name(server: ScriptedServer, tmp_path: Path) -> None:
+    server.play([server.chunk("a", "stop"), server.final()])
+
+    _load(server, "--requests", "1", "--png", str(tmp_path / "report"))
+
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+    assert (tmp_path / "report").read_bytes().startswith(b"\x89PNG")
 
 
 def test_without_matplotlib_nothing_is_asked(
