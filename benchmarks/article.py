@@ -20,6 +20,7 @@ import numpy as np
 from benchmarks.provenance import provenance
 from scheduler.cost import EMBEDDING_BYTES, ContentionCost, Costs, EncodeCost, PrefillCost, TransferCost
 from scheduler.fleet import Layout, LinkKind, Tuning, describe_machine, plan_of, serial
+from scheduler.output_file import output_file
 from scheduler.plan import Plan
 from scheduler.roofline import roofline
 from scheduler.simulate.outcome import Figures, Limits, figures
@@ -146,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Simulates, prints, writes."""
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m benchmarks.article", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, default=RESULTS / "article.json", help="(%(default)s)")
+    parser.add_argument("--out", type=output_file, default=RESULTS / "article.json", help="(%(default)s)")
     arguments = parser.parse_args(argv)
     rates, tail = throughput(), tails()
     sooner = crossings()

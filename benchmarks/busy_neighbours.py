@@ -8,6 +8,7 @@ asked for twice is twice the time; threads that wait for each other at the end o
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -41,6 +42,7 @@ def neighbours() -> Iterator[None]:
 
 def main() -> None:
     """Measure, and write one JSON file."""
+    argparse.ArgumentParser(prog="python -m benchmarks.busy_neighbours", description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write_checkpoint(GEOMETRIES["medium"], Path(folder))
         side = EngineSide(Path(folder), EngineOptions(dtype="bfloat16", num_threads=NUM_THREADS), NUM_TOKENS)

@@ -19,10 +19,15 @@ from time import process_time
 from typing import Any
 
 import numpy as np
-import simpy  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
 from benchmarks.provenance import provenance
+from scheduler.output_file import output_file
 from scheduler.simulate.agenda import Agenda
+
+try:
+    import simpy  # type: ignore[import-not-found,import-untyped,unused-ignore]
+except ModuleNotFoundError:
+    sys.exit("simpy is missing: pip install simpy==4.1.1")
 
 RESULTS = Path(__file__).parent / "results"
 NUM_CLERKS = 8
@@ -108,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m benchmarks.event_core", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--customers", type=int, default=200_000, help="(%(default)s)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "event_core.json", help="(%(default)s)")
+    parser.add_argument("--out", type=output_file, default=RESULTS / "event_core.json", help="(%(default)s)")
     arguments = parser.parse_args(argv)
     times = customers(arguments.customers)
     own_us, own_waited_s = measure(with_agenda, times)

@@ -46,7 +46,7 @@ def gateway_s(client: httpx.Client, body: dict[str, object]) -> float:
 
 def main() -> None:
     """Measure and print one line."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway_ttft", description=__doc__)
     parser.add_argument("--gateway", default="http://127.0.0.1:9000")
     parser.add_argument("--url", default="127.0.0.1:8001")
     parser.add_argument("--rounds", type=int, default=100)

@@ -17,6 +17,7 @@ from benchmarks.provenance import provenance
 from benchmarks.summary import Growth, Report, Round, summarise
 from benchmarks.triton_process import serving
 from benchmarks.workload import EMBEDDING_BYTES, NUM_SLOTS, SHAPE, WAYS, WHOLE
+from scheduler.output_file import output_file
 
 MODELS = Path(__file__).parent / "models"
 RESULTS = Path(__file__).parent / "results"
@@ -69,8 +70,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.handle_vs_tensor", description=__doc__)
     parser.add_argument("--chains", type=int, default=400, help="chains per way and round (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="the median one counts (%(default)s)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "handle_vs_tensor.json", help="(%(default)s)")
-    parser.add_argument("--log", type=Path, default=Path("build/benchmark.log"), help="server's log (%(default)s)")
+    parser.add_argument("--out", type=output_file, default=RESULTS / "handle_vs_tensor.json", help="(%(default)s)")
+    parser.add_argument(
+        "--log", type=output_file, default=Path("build/benchmark.log"), help="server's log (%(default)s)"
+    )
     arguments = parser.parse_args(argv)
     if arguments.chains < MIN_CHAINS or arguments.rounds < 1:
         parser.error(f"--chains must be {MIN_CHAINS} or more, --rounds 1 or more")
@@ -82,8 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     arguments = _parse(argv)
     facts = provenance("benchmarks.handle_vs_tensor", argv, MEASURED)
-    for path in (arguments.log, arguments.out):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    arguments.log.parent.mkdir(parents=True, exist_ok=True)
     report = measure(arguments.chains, arguments.rounds, arguments.log)
     print(report.table())
     setup = {

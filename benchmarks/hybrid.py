@@ -27,6 +27,7 @@ from scheduler.advise.search import Result, compare
 from scheduler.advise.share import shares_of
 from scheduler.cost import Costs
 from scheduler.fleet import describe_machine
+from scheduler.output_file import output_file
 from scheduler.roofline import roofline
 from scheduler.simulate.outcome import Limits
 from scheduler.simulate.report import table
@@ -112,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpus", type=int, nargs="+", default=GPUS, help="numbers of GPUs (2 4 8)")
     parser.add_argument("--images", type=int, nargs="+", default=IMAGES, help="images per request (1 2 4 8)")
     parser.add_argument("--jobs", type=int, default=1, help="cells that are looked at at once (%(default)s)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "hybrid.json", help="(%(default)s)")
+    parser.add_argument("--out", type=output_file, default=RESULTS / "hybrid.json", help="(%(default)s)")
     arguments = parser.parse_args(argv)
     cases = [(g, i, e, t) for g in arguments.gpus for i in arguments.images for e in ENCODERS for t in TPOTS_MS]
     with Pool(arguments.jobs, initializer=gc.disable) as pool:  # simulations leave no cycles behind

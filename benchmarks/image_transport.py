@@ -22,6 +22,7 @@ from benchmarks.provenance import provenance
 from client import RelayClient
 from client.channel import DEFAULT_ADDRESS
 from client.shared_memory import key_from
+from scheduler.output_file import output_file
 
 PICTURE = Path(__file__).resolve().parents[1] / "demo" / "picture.jpg"
 QUESTION = "What is in the picture?"
@@ -56,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.image_transport", description=__doc__)
     parser.add_argument("--url", default=DEFAULT_ADDRESS)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--out", type=Path, help="also write the figures there, as JSON")
+    parser.add_argument("--out", type=output_file, help="also write the figures there, as JSON")
     arguments = parser.parse_args()
     facts = provenance("benchmarks.image_transport", sys.argv[1:], MEASURED)
     print("| image, MiB | in the message, ms | in shared memory, ms | ratio |\n| --- | --- | --- | --- |")

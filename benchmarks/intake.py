@@ -8,6 +8,7 @@ of LLaVA-1.5-7B's size into the decoder's memory and gives the lease back; in tu
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -67,6 +68,7 @@ class Intake:
 
 def main() -> None:
     """Measure, and write one JSON file."""
+    argparse.ArgumentParser(prog="python -m benchmarks.intake", description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
         write_checkpoint(GEOMETRIES["small"], Path(folder))
         engine = Engine.load(Path(folder), EngineOptions(dtype="bfloat16", num_threads=1), time.monotonic)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import base64
 import json
 from collections.abc import Iterable
@@ -80,6 +81,7 @@ def write_inputs(path: Path, entries: Iterable[Entry]) -> None:
 
 def main() -> None:
     """Writes the files that are kept in the repository."""
+    argparse.ArgumentParser(prog="python -m benchmarks.make_inputs", description=__doc__).parse_args()
     picture = PICTURE.read_bytes()
     write_inputs(INPUTS / "llava_stream.json", [with_picture(question, picture) for question in QUESTIONS])
     write_inputs(INPUTS / "llava_decision.json", [with_decision(question, picture) for question in QUESTIONS])

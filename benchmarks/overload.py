@@ -28,6 +28,7 @@ from client import DeadlineExceeded, RelayClient
 from client.load import Load
 from client.load_plan import poisson
 from launcher.serve import DEFAULT_PROFILE, plan_of, running
+from scheduler.output_file import output_file
 
 QUESTION = "Count from one to twenty."
 NUM_TOKENS = 64
@@ -42,7 +43,7 @@ MAX_WAIT_S = 1.0
 def main() -> None:
     """Measures and prints; writes JSON with --out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=output_file)
     arguments = parser.parse_args()
     plan = plan_of(DEFAULT_PROFILE, None)
     plan = plan.model_copy(update={"limits": plan.limits.model_copy(update={"max_wait_s": MAX_WAIT_S})})

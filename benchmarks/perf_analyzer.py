@@ -26,6 +26,7 @@ from benchmarks.make_inputs import (
 from benchmarks.perf_binary import PerfAnalyzer, PerfAnalyzerMissing, find_perf_analyzer
 from benchmarks.profile_export import ExportRefused, Level, read_levels, table
 from benchmarks.provenance import provenance
+from scheduler.output_file import output_file
 
 BUILD = Path("build") / "perf_analyzer"
 # More than the encoder's store holds: taken in turn, each has been evicted when its turn comes again.
@@ -99,8 +100,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--concurrency", default="1:4", metavar="START[:END[:STEP]]", help="requests in flight (%(default)s)"
     )
-    parser.add_argument("--export", type=Path, default=BUILD / "profile.json", help="raw timestamps (%(default)s)")
-    parser.add_argument("--out", type=Path, help="also write the figures there, as JSON")
+    parser.add_argument(
+        "--export", type=output_file, default=BUILD / "profile.json", help="raw timestamps (%(default)s)"
+    )
+    parser.add_argument("--out", type=output_file, help="also write the figures there, as JSON")
     return parser.parse_args(argv)
 
 
@@ -131,7 +134,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     print(table(levels))
     if arguments.out is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
         figures = {**facts, "levels": [level.to_dict() for level in levels]}
         arguments.out.write_text(json.dumps(figures, indent=2) + "\n")
     return 0

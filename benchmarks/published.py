@@ -25,6 +25,7 @@ from scheduler.advise.goodput import UNBOUNDED, Question, find_goodput, look
 from scheduler.advise.share import guess_per_s, shares_of
 from scheduler.cost import Costs, EncodeCost, PrefillCost
 from scheduler.fleet import Layout, Tuning, describe_machine, hybrid, plan_of, serial, splits
+from scheduler.output_file import output_file
 from scheduler.plan import Plan
 from scheduler.roofline import roofline
 from scheduler.simulate.outcome import Limits
@@ -169,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Simulates, prints, writes; 1 when a prediction is outside its tolerance or an order is not reproduced."""
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, default=RESULTS / "published.json", help="(%(default)s)")
+    parser.add_argument("--out", type=output_file, default=RESULTS / "published.json", help="(%(default)s)")
     arguments = parser.parse_args(argv)
     fan, parts, heavy, point = fan_out(), ablation(), twice(), load_point()
     rows = [["IMAGES", "SPREAD", "EPD", "OFF BY", "TOGETHER", "PUBLISHED", "OFF BY"]]

@@ -26,6 +26,7 @@ from tritonclient.grpc._utils import _get_inference_request
 
 from benchmarks.provenance import provenance
 from launcher.serve import DEFAULT_PROFILE, plan_of, running
+from scheduler.output_file import output_file
 
 PROMPT = "USER: Count from one to twenty. ASSISTANT:"
 
@@ -140,7 +141,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tokens", type=int, default=400)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/relay_cost.json"))
+    parser.add_argument("--out", type=output_file, default=Path("benchmarks/results/relay_cost.json"))
     arguments = parser.parse_args(argv)
     token_ids = AutoTokenizer.from_pretrained("demo/checkpoint").encode(PROMPT)
     figures: dict[str, object] = {}
@@ -161,7 +162,6 @@ def main(argv: list[str] | None = None) -> int:
                     direct.append(other)
             figures[f"{streams} streams"] = _compare(relayed, direct)
     result = {**provenance("benchmarks.relay_cost", sys.argv[1:]), "tokens": arguments.tokens, "figures": figures}
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(figures, indent=2))
     return 0

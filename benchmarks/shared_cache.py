@@ -18,12 +18,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks.provenance import provenance
 from python_backend.transport.shared_cache import SharedCache
+from scheduler.output_file import output_file
 
 ROWS, WIDTH = 576, 4096  # one image of LLaVA-1.5-7B
 NUM_CALLS = 200
@@ -32,7 +32,7 @@ NUM_CALLS = 200
 def main() -> None:
     """Measures and prints; writes JSON with --out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=output_file)
     arguments = parser.parse_args()
     with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
         probe.bind(("127.0.0.1", 0))

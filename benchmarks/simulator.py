@@ -21,6 +21,7 @@ import numpy as np
 
 from benchmarks.decide import plan_of
 from benchmarks.provenance import provenance
+from scheduler.output_file import output_file
 from scheduler.profile import DecodeTable, LimitsTable
 from scheduler.simulate.azure import azure
 from scheduler.simulate.outcome import Limits, check, figures
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--count", type=int, help="one run of so many requests, as JSON")
-    parser.add_argument("--out", type=Path, default=RESULTS / "simulator.json", help="(%(default)s)")
+    parser.add_argument("--out", type=output_file, default=RESULTS / "simulator.json", help="(%(default)s)")
     arguments = parser.parse_args(argv)
     if arguments.count:
         print(json.dumps(measure(arguments.count)))

@@ -21,6 +21,7 @@ from benchmarks.provenance import provenance
 from scheduler.advise.advice import Variation, vary
 from scheduler.advise.goodput import Question
 from scheduler.fleet import describe_machine, serial
+from scheduler.output_file import output_file
 from scheduler.simulate.outcome import Limits
 from scheduler.simulate.workload import Mix, Workload, poisson
 
@@ -147,7 +148,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Draws all."""
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m benchmarks.splitting", description=__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS / "splitting.json", help="the figures drawn (%(default)s)")
+    parser.add_argument(
+        "--out", type=output_file, default=RESULTS / "splitting.json", help="the figures drawn (%(default)s)"
+    )
     arguments = parser.parse_args(argv)
     PICTURES.mkdir(parents=True, exist_ok=True)
     encodes = by_encode()

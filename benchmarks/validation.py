@@ -37,6 +37,7 @@ from benchmarks.real_run import (
 )
 from launcher.serve import plan_of
 from scheduler.cost import ContentionCost, Costs, parse_costs
+from scheduler.output_file import output_file
 from scheduler.plan import Plan
 from scheduler.pools import costs_of
 from scheduler.simulate.desk import FrontCost
@@ -220,8 +221,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m benchmarks.validation", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--again", type=Path, metavar="FILE", help="simulate the real run recorded in FILE")
-    parser.add_argument("--record", type=Path, default=RESULTS / "validation_run.json", help="(%(default)s)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "validation.json", help="(%(default)s)")
+    parser.add_argument("--record", type=output_file, default=RESULTS / "validation_run.json", help="(%(default)s)")
+    parser.add_argument("--out", type=output_file, default=RESULTS / "validation.json", help="(%(default)s)")
     arguments = parser.parse_args(argv)
     if arguments.again is None:
         measured = ("scheduler", "python_backend", "launcher", "benchmarks/real_run.py")
