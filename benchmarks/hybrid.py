@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from multiprocessing import Pool
@@ -106,6 +107,12 @@ def render(rows: Sequence[dict[str, object]]) -> str:
     return "\n".join(table(lines))
 
 
+def start_worker() -> None:
+    """What each process of a pool does first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends them
+    gc.disable()  # simulations leave no cycles behind
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures, prints, writes; 1 when the claim is broken."""
     argv = sys.argv[1:] if argv is None else argv
@@ -116,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=output_file, default=RESULTS / "hybrid.json", help="(%(default)s)")
     arguments = parser.parse_args(argv)
     cases = [(g, i, e, t) for g in arguments.gpus for i in arguments.images for e in ENCODERS for t in TPOTS_MS]
-    with Pool(arguments.jobs, initializer=gc.disable) as pool:  # simulations leave no cycles behind
+    with Pool(arguments.jobs, start_worker) as pool:
         rows = list(tqdm(pool.imap(cell, cases), desc="cells", unit="cell", total=len(cases)))
     report = provenance("benchmarks.hybrid", argv, ("scheduler", "benchmarks/hybrid.py"))
     arguments.out.write_text(json.dumps({**report, "rows": rows}, indent=1) + "\n")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import signal
+from multiprocessing import Pool
 from pathlib import Path
 
 import pytest
+
+from benchmarks.hybrid import start_worker
 
 ROOT = Path(__file__).resolve().parents[3]
 SIMULATED = ("article", "hybrid", "published", "simulator", "splitting", "validation")
@@ -28,3 +32,8 @@ def test_every_benchmark_reads_its_command_line() -> None:
     commands = [path for path in (ROOT / "benchmarks").glob("*.py") if '__name__ == "__main__"' in path.read_text()]
 
     assert [path.name for path in commands if "parse_args(" not in path.read_text()] == []
+
+
+def test_an_interrupt_is_not_for_the_workers_of_a_pool() -> None:
+    with Pool(1, start_worker) as pool:
+        assert pool.apply(signal.getsignal, (signal.SIGINT,)) is signal.SIG_IGN
