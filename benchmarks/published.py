@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 from benchmarks.provenance import provenance
 from scheduler.advise.goodput import UNBOUNDED, Question, find_goodput, look
@@ -128,7 +129,7 @@ def ablation() -> dict[str, float]:
     }
     return {
         name: goodput(plan_of(machine, layout, tuning), layout, mix, costs, limits)
-        for name, (layout, tuning) in ways.items()
+        for name, (layout, tuning) in tqdm(ways.items(), "ablation")
     }
 
 
@@ -137,7 +138,7 @@ def twice() -> list[dict[str, float | str]]:
     fit, mix, machine = Fit.of_two_and_four(), Mix(images=4, output_tokens=64), describe_machine(8, GPU)
     costs = fit.costs(0.0)
     rows: list[dict[str, float | str]] = []
-    for ttft_s in TTFTS_S:
+    for ttft_s in tqdm(TTFTS_S, "limits"):
         limits = Limits(ttft_s, 0.2)
         alone = goodput(at_once(plan_of(machine, serial(8))), serial(8), mix, costs, limits)
         adaptive = goodput(at_once(plan_of(machine, hybrid(8))), hybrid(8), mix, costs, limits)
