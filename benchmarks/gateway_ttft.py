@@ -12,12 +12,13 @@ import argparse
 import base64
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 
 import httpx
 
-from client import RelayClient
+from client import RelayClient, RelayClientError
 
 PICTURE = Path(__file__).resolve().parents[1] / "demo" / "picture.jpg"
 QUESTION = "What is in the picture?"
@@ -70,4 +71,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RelayClientError as error:
+        sys.exit(str(error))

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from benchmarks.provenance import provenance
-from client import RelayClient
+from client import RelayClient, RelayClientError
 from client.channel import DEFAULT_ADDRESS
 from client.shared_memory import key_from
 from scheduler.output_file import output_file
@@ -76,4 +76,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RelayClientError as error:
+        sys.exit(str(error))
