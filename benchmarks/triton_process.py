@@ -17,7 +17,7 @@ import tritonclient.grpc as grpc
 
 from launcher.process import ServerFailed
 from launcher.server import SHARED_MEMORY, choose_ports
-from launcher.triton import Ports, build_backend_folder, command, environment, find_triton
+from launcher.triton import Keys, Ports, build_backend_folder, command, environment, find_triton
 from python_backend.checkpoint import PROJECT_ROOT
 from python_backend.transport.boot import PREFIX, identity
 from python_backend.transport.janitor import remove_orphans
@@ -62,7 +62,8 @@ def serving(
     with tempfile.TemporaryDirectory(prefix="vlm-relay-bench-") as folder, log_path.open("w") as log:
         region = f"vlm_relay_bench_{os.getpid()}_{Path(folder).name[-8:]}"
         backends = build_backend_folder(triton, Path(folder))
-        line = command(triton, repository, backends, ports, region, EXIT_TIMEOUT_S, secrets.token_hex(16))
+        keys = Keys(secrets.token_hex(16), secrets.token_hex(16))
+        line = command(triton, repository, backends, ports, region, EXIT_TIMEOUT_S, keys)
         line += [f"--backend-config=python,{name}={value}" for name, value in settings.items()]
         process = subprocess.Popen(
             line,
