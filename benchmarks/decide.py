@@ -35,6 +35,7 @@ from scheduler.decision import Decision
 from scheduler.demand import STEP_S
 from scheduler.ledger import Ledger
 from scheduler.loads import Load, Loads, RequestShape
+from scheduler.output_file import output_file
 from scheduler.plan import Device, Link, Plan, Replica
 from scheduler.profile import DecodeTable, EncodeTable, LimitsTable
 from scheduler.routing import Router
@@ -202,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m benchmarks.decide", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--repeats", type=int, default=30, help="per decision; the least time counts (%(default)s)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "decide.json", help="(%(default)s)")
+    parser.add_argument("--out", type=output_file, default=RESULTS / "decide.json", help="(%(default)s)")
     arguments = parser.parse_args(argv)
     cases = [(size, kind, load, *case) for size in SIZES for kind in PLANS for load in KINDS for case in CASES]
     rows = [measure(*case, arguments.repeats) for case in tqdm(cases, desc="deciding", unit="case", leave=False)]

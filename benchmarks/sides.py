@@ -14,18 +14,18 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import Pool
-from pathlib import Path
 from statistics import fmean
 from unittest.mock import patch
 
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.hybrid import GPU, RESULTS
+from benchmarks.hybrid import GPU, RESULTS, start_worker
 from benchmarks.provenance import provenance
 from scheduler.advise.goodput import Question, find_goodput
 from scheduler.advise.share import guess_per_s, shares_of
 from scheduler.fleet import Layout, Tuning, describe_machine, hybrid, plan_of, serial, splits
+from scheduler.output_file import output_file
 from scheduler.roofline import roofline
 from scheduler.simulate.outcome import Limits
 from scheduler.simulate.report import table
@@ -118,9 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sides", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--jobs", type=int, default=1, help="cells that are looked at at once (%(default)s)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "sides.json", help="(%(default)s)")
+    parser.add_argument("--out", type=output_file, default=RESULTS / "sides.json", help="(%(default)s)")
     arguments = parser.parse_args(argv)
-    with Pool(arguments.jobs) as pool:
+    with Pool(arguments.jobs, start_worker) as pool:
         rows = list(tqdm(pool.imap(measure, CELLS), desc="cells", unit="cell", total=len(CELLS)))
     report = provenance("benchmarks.sides", argv, ("scheduler", "benchmarks/sides.py"))
     arguments.out.write_text(json.dumps({**report, "rows": rows}, indent=1) + "\n")
