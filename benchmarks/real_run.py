@@ -27,8 +27,8 @@ from python_backend.checkpoint import PROJECT_ROOT, read_facts, resolve
 from scheduler.simulate.workload import poisson
 
 PROFILE = PROJECT_ROOT / "deploy" / "profiles" / "cpu_pools.toml"
-SHARES = {"light": 0.3, "near capacity": 0.85, "over": 1.5}  # of the capacity
-SECONDS = 30.0  # of each load
+# Share of the capacity, seconds; near it chance is largest, and evens out in a longer run only.
+LOADS = {"light": (0.3, 30.0), "near capacity": (0.85, 120.0), "over": (1.5, 30.0)}
 OUTPUT_TOKENS = 32
 NUM_ALONE, PAUSE_S = 40, 0.5  # requests that find everything idle
 NUM_CLOSED, NUM_USERS = 400, 80  # the closed loop that shows the capacity: as many as both decoders hold
@@ -144,9 +144,9 @@ def record_run() -> dict[str, Any]:
         idle, alone = load("idle", []), load("alone", one_by_one)
         closed = load("closed", [0.0] * NUM_CLOSED, NUM_USERS)
         capacity, runs = capacity_of(closed), {}
-        for name, share in SHARES.items():
+        for name, (share, seconds) in LOADS.items():
             rate = capacity * share
-            arrived_s = poisson(int(rate * SECONDS), rate, np.random.default_rng(3)).tolist()
+            arrived_s = poisson(int(rate * seconds), rate, np.random.default_rng(3)).tolist()
             runs[name] = {"rate_per_s": round(rate, 3), **load(name, arrived_s)}
         again = load("closed again", [0.0] * NUM_CLOSED, NUM_USERS)
     told = {"capacity_per_s": capacity, "costs_others_share": others_share, "idle": idle, "alone": alone}
