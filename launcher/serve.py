@@ -23,7 +23,7 @@ from launcher.triton import find_triton
 from python_backend.checkpoint import PROJECT_ROOT
 from scheduler.deployment import plan_for
 from scheduler.plan import Plan
-from scheduler.profile import Profile, read_profile
+from scheduler.profile import Profile, check_redis_url, read_profile
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +37,18 @@ Say = Callable[[str], None]
 def plan_of(
     profile_path: Path, checkpoint: str | None, artifacts: str | None = None, redis_url: str | None = None
 ) -> Plan:
-    """The plan of a profile, with another checkpoint, folder for what is built from it, or shared cache if given."""
+    """The plan of a profile, with another checkpoint, folder for what is built from it, or shared cache if given.
+
+    Raises:
+        ValueError: the profile or one of them cannot be used.
+    """
     profile: Profile = read_profile(profile_path)
     given = {"checkpoint": checkpoint, "artifacts": artifacts}
     changes = {key: str(Path(path).resolve()) for key, path in given.items() if path is not None}
     profile = profile.model_copy(update={"model": profile.model.model_copy(update=changes)})
     if redis_url is not None:
-        profile = profile.model_copy(update={"encode": profile.encode.model_copy(update={"redis_url": redis_url})})
+        encode = profile.encode.model_copy(update={"redis_url": check_redis_url(redis_url)})
+        profile = profile.model_copy(update={"encode": encode})
     return plan_for(profile, profile_path)
 
 

@@ -9,13 +9,14 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 Positive = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0)]
 PositiveMilliseconds = Annotated[float, Field(gt=0)]
 
 AUTO = "auto"
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 def _to_tuple(value: object) -> object:
@@ -23,9 +24,17 @@ def _to_tuple(value: object) -> object:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
+def check_redis_url(url: str) -> str:
+    """Passes an address of Redis. Raises ValueError, without the address: a password may be in it."""
+    if not url.startswith(REDIS_SCHEMES):
+        raise ValueError(f"an address of Redis begins with {', '.join(REDIS_SCHEMES)}")
+    return url
+
+
 DeviceName = Annotated[str, Field(pattern=r"^(auto|cpu|cuda:[0-9]+|set:[0-9]+)$")]
 Devices = Annotated[tuple[DeviceName, ...], BeforeValidator(_to_tuple), Field(min_length=1)]
 CpuLists = Annotated[tuple[str, ...], BeforeValidator(_to_tuple)]
+RedisUrl = Annotated[str, AfterValidator(check_redis_url)]
 
 
 class ProfileRefused(ValueError):
@@ -74,7 +83,7 @@ class EncodeTable(Table):
     slots: Positive = 64  # embeddings kept per replica; beyond the leased ones they are the cache
     dtype: Literal["float16", "float32"] = "float32"  # of the stored features; float32 is exact
     lease_s: PositiveSeconds = 120.0  # a holder that died gives its slot back after this
-    redis_url: str | None = None  # a second level of the cache, shared by servers: redis://host:6379/0
+    redis_url: RedisUrl | None = None  # a second level of the cache, shared by servers: redis://host:6379/0
     redis_timeout_ms: PositiveMilliseconds = 50.0  # one that hangs is waited for so long, once
 
 
@@ -186,6 +195,8 @@ def describe(error: ValidationError) -> str:
         key = ".".join(str(part) for part in fault["loc"])
         if fault["type"] == "extra_forbidden":
             parts.append(f"unknown key {key}")
+        elif fault["type"] == "value_error":  # our own words, which need no value
+            parts.append(f"{key}: {fault['ctx']['error']}")
         else:
             words = fault["msg"][:1].lower() + fault["msg"][1:]
             parts.append(f"{key}: {words} (given {fault['input']!r})")

@@ -80,6 +80,15 @@ def test_a_wrong_profile_is_told_in_one_line(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr() == ("", f"vlm-relay: profile {profile}: unknown key decode.replica\n")
 
 
+def test_what_is_no_address_of_redis_is_told_in_one_line_without_its_password(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "--redis-url", "host:6379/?password=secret"]) == 2
+
+    told = "vlm-relay: an address of Redis begins with redis://, rediss://, unix://\n"
+    assert capsys.readouterr() == ("", told)
+
+
 def test_a_missing_checkpoint_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["build", "--checkpoint", str(tmp_path)]) == 2
 

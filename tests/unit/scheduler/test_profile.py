@@ -36,6 +36,10 @@ def test_whole_numbers_may_stand_for_seconds() -> None:
         ("[encode]\nreplicas = 1.5", "encode.replicas: input should be a valid integer (given 1.5)"),
         ("[encode]\ndtype = 'int8'", "encode.dtype: input should be 'float16' or 'float32' (given 'int8')"),
         ("[decode]\ncompile = 1", "decode.compile: input should be a valid boolean (given 1)"),
+        (
+            "[encode]\nredis_url = 'http://:secret@host'",
+            "encode.redis_url: an address of Redis begins with redis://, rediss://, unix://",
+        ),
         ("[limits]\nstall_s = 0", "limits.stall_s: input should be greater than 0 (given 0)"),
         ("[limits]\nstall_s = nan", "limits.stall_s: input should be greater than 0 (given nan)"),
         ("[limits]\nmax_images = -1", "limits.max_images: input should be greater than or equal to 1 (given -1)"),
