@@ -160,9 +160,10 @@ async def measure(server: Server, pictures: list[bytes], num_tokens: int) -> dic
     return {"first_s": min(firsts_s) - began_s, "total_s": total_s}
 
 
-def compare(sides: dict[str, Server], num_requests: int, num_tokens: int, num_rounds: int) -> dict[str, object]:
+def compare(
+    sides: dict[str, Server], num_requests: int, num_tokens: int, num_rounds: int, chance: random.Random
+) -> dict[str, object]:
     """One line of the table: medians, and of the paired rounds the ratios. The first round warms up."""
-    chance = random.Random(num_requests)
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     for number in range(num_rounds + 1):
         for name, server in sides.items():
@@ -210,9 +211,9 @@ def main() -> None:
         sides["vllm"].stand(True)
         sides["own"] = stack.enter_context(serving(own, ports[0], folder / "own.log", False))
         cases = [(count, tokens) for tokens in arguments.tokens for count in arguments.concurrent]
-        share, rows = idle_share(), []
+        share, rows, chance = idle_share(), [], random.Random(1)  # no picture twice: caches shall not help
         for count, tokens in tqdm(cases, desc="comparing", unit="case"):
-            rows.append(compare(sides, count, tokens, arguments.rounds))
+            rows.append(compare(sides, count, tokens, arguments.rounds, chance))
             tqdm.write(json.dumps(rows[-1]))
     report = {
         "provenance": provenance("benchmarks.peers.servers", sys.argv[1:], MEASURED),
