@@ -105,7 +105,7 @@ def throughput() -> dict[str, float]:
 def tails() -> dict[str, float]:
     """How many times the P99 of serial a split takes at light load: over each link, and what 12 % would need."""
     alone = opened(serial(2), 2, "nvlink", LIGHT_PER_S).latency_s.p99
-    found = {link: opened(SPLIT, 2, link, LIGHT_PER_S).latency_s.p99 / alone for link in TRANSFER_S}
+    found: dict[str, float] = {link: opened(SPLIT, 2, link, LIGHT_PER_S).latency_s.p99 / alone for link in TRANSFER_S}
     return {**found, "serial_p99_s": alone, "needed_s_for_12_percent": 0.12 * alone}
 
 

@@ -87,7 +87,7 @@ def plan_of(num_devices: int, kind: str = "split") -> Plan:
         devices=tuple(
             Device(
                 name=name,
-                roles=tuple(role for role, side in (("encode", encoders), ("decode", decoders)) if name in side),
+                roles=(*(("encode",) if name in encoders else ()), *(("decode",) if name in decoders else ())),
                 model=MODEL,
             )
             for name in names
@@ -205,8 +205,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=30, help="per decision; the least time counts (%(default)s)")
     parser.add_argument("--out", type=output_file, default=RESULTS / "decide.json", help="(%(default)s)")
     arguments = parser.parse_args(argv)
-    cases = [(size, kind, load, *case) for size in SIZES for kind in PLANS for load in KINDS for case in CASES]
-    rows = [measure(*case, arguments.repeats) for case in tqdm(cases, desc="deciding", unit="case", leave=False)]
+    repeats = arguments.repeats
+    cases = [(size, kind, load, *case, repeats) for size in SIZES for kind in PLANS for load in KINDS for case in CASES]
+    rows = [measure(*case) for case in tqdm(cases, desc="deciding", unit="case", leave=False)]
     faults = verdict(rows)
     report = {
         **provenance("benchmarks.decide", argv, ("scheduler", "benchmarks/decide.py")),

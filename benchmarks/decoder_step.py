@@ -27,7 +27,9 @@ from tokenizers import Tokenizer, models
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
 from benchmarks.provenance import provenance
+from python_backend.decoder.batch import Chunk
 from python_backend.decoder.engine import DecodeRequest, Delta, Engine, EngineOptions, ImageEmbedding
+from python_backend.decoder.runner import Outcome
 from python_backend.request import SamplingParameters
 
 MEASURED = ("python_backend/decoder", "python_backend/weights.py", "benchmarks/decoder_step.py")
@@ -116,7 +118,7 @@ class EngineSide:
         self._num_rounds = 0
         run = runner.run
 
-        def timed(chunks: list) -> list:
+        def timed(chunks: list[Chunk]) -> list[Outcome]:
             start_s = time.thread_time()
             outcomes = run(chunks)
             self._run_cpu_s = time.thread_time() - start_s

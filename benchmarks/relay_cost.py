@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
+import numpy.typing as npt
 from tqdm import tqdm
 from transformers import AutoTokenizer
 from tritonclient.grpc import InferInput, service_pb2, service_pb2_grpc
@@ -130,7 +132,7 @@ def _bytes(name: str, value: bytes) -> InferInput:
     return _array(name, np.array([value], dtype=np.object_), "BYTES")
 
 
-def _array(name: str, values: np.ndarray, datatype: str) -> InferInput:
+def _array(name: str, values: npt.NDArray[Any], datatype: str) -> InferInput:
     tensor = InferInput(name, list(values.shape), datatype)
     tensor.set_data_from_numpy(values)
     return tensor

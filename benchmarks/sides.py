@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import Pool
 from statistics import fmean
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -65,7 +66,7 @@ def changed(way: str) -> Iterator[None]:
         yield
 
 
-def measure(cell: Cell) -> dict[str, object]:
+def measure(cell: Cell) -> dict[str, Any]:
     """Goodput of every way in one cell, the mean over the seeds."""
     num_gpus, images, encode_ms, ttft_s, tpot_ms = cell
     costs = roofline(GPU)
@@ -98,17 +99,17 @@ def _counts(num_gpus: int, split: Layout) -> tuple[tuple[str, int], tuple[str, i
     return ("all", num_gpus), ("as split", split.num_encoders)
 
 
-def render(rows: Sequence[dict[str, object]]) -> str:
+def render(rows: Sequence[dict[str, Any]]) -> str:
     """Hybrids in times of the better fixed choice: with encoders on all GPUs / on as many as in the best split."""
     lines = [["GPUS", "IMAGES", "ENCODE", "TPOT", "SERIAL", "BEST SPLIT", "", *(way.upper() for way in WAYS)]]
     for row in rows:
-        num_gpus, images, encode_ms, _, tpot_ms = row["cell"]  # type: ignore[misc]
+        num_gpus, images, encode_ms, _, tpot_ms = row["cell"]
         fixed, ways = row["fixed"], row["hybrid"]
-        top = max(fixed.values())  # type: ignore[attr-defined]
-        shares = [f"{ways[way]['all'] / top:.2f} / {ways[way]['as split'] / top:.2f}" for way in WAYS]  # type: ignore[index]
+        top = max(fixed.values())
+        shares = [f"{ways[way]['all'] / top:.2f} / {ways[way]['as split'] / top:.2f}" for way in WAYS]
         head = [str(num_gpus), str(images), f"{encode_ms} ms", f"{tpot_ms} ms"]
         split = str(row["split"])
-        rates = [f"{fixed['serial']:.2f}", f"{fixed[split]:.2f}"]  # type: ignore[index]
+        rates = [f"{fixed['serial']:.2f}", f"{fixed[split]:.2f}"]
         lines.append([*head, *rates, split.removeprefix("split "), *shares])
     return "\n".join(table(lines))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,7 @@ def features() -> npt.NDArray[np.float16]:
     return random.standard_normal(SHAPE, dtype=np.float32).astype(np.float16)
 
 
-def write(source: npt.NDArray[np.float16], index: int, target: npt.NDArray[np.float16]) -> int:
+def write(source: npt.NDArray[np.float16], index: int, target: npt.NDArray[Any]) -> int:
     """Writes embedding number `index` into `target`, and says how many nanoseconds that took.
 
     It is the source, except that each row begins with the index: so no two embeddings are alike.

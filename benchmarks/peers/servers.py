@@ -133,7 +133,8 @@ async def ask(client: httpx.AsyncClient, picture: bytes, num_tokens: int) -> flo
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    first_s, usage = 0.0, {}
+    first_s = 0.0
+    usage: dict[str, int] = {}
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != 200:
             raise SystemExit(f"{client.base_url}: {response.status_code} {(await response.aread()).decode()[:500]}")
