@@ -20,6 +20,15 @@ def test_large_memory_is_zero_and_begins_with_a_large_page() -> None:
     assert memory.count_nonzero() == 0
 
 
+def test_large_memory_is_there_before_it_is_written() -> None:
+    memory = zeros((64 * MIB,), torch.uint8, torch.device("cpu"))
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+    memory.fill_(1)
+
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < 16, "its pages come one by one"
+
+
 def test_what_a_step_frees_is_there_for_the_next() -> None:
     keep_freed_memory()
     take_and_free()
