@@ -62,8 +62,6 @@ def run(arguments: argparse.Namespace, variables: Mapping[str, str]) -> Report:
         raise InvalidRequest("--requests and --concurrency must be at least 1")
     if arguments.rate is not None and not 0 < arguments.rate < float("inf"):
         raise InvalidRequest(f"--rate must be above 0, not {arguments.rate}")
-    for path in filter(None, (arguments.html, arguments.png)):
-        path.open("ab").close()  # not after the load that it cannot be written
     draw = drawer() if arguments.png is not None else None  # not after the load that matplotlib is missing
     chance = random.Random(arguments.seed)
     load = Load(
@@ -78,11 +76,14 @@ def run(arguments: argparse.Namespace, variables: Mapping[str, str]) -> Report:
         load.options |= {"ignore_eos": True, "min_tokens": arguments.max_tokens}
     request_from(arguments.question, None, (), **load.options)  # refuses what each request would be refused for
     if arguments.trace is not None:
-        work = load.at_times(trace(arguments.trace))
+        arrivals: list[Arrival] | None = trace(arguments.trace)
     elif arguments.rate is not None:
-        work = load.at_times(list(poisson(arguments.rate, arguments.requests, chance)))
+        arrivals = list(poisson(arguments.rate, arguments.requests, chance))
     else:
-        work = load.at_a_time(arguments.concurrency, arguments.requests)
+        arrivals = None
+    for path in filter(None, (arguments.html, arguments.png)):
+        path.open("ab").close()  # not after the load that it cannot be written
+    work = load.at_times(arrivals) if arrivals else load.at_a_time(arguments.concurrency, arguments.requests)
     seconds = asyncio.run(load.measured(work))
     report = report_from(load.outcomes, seconds)
     title = f"Load on {arguments.url}"
