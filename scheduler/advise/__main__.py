@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,6 @@ from scheduler.simulate.workload import Mix, Workload, WorkloadRefused, bursts, 
 from scheduler.topology import Topology
 
 OK, REFUSED = 0, 2
-INFINITE = float("inf")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -66,9 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     topology, costs = machine_from(arguments), model_from(arguments)
-    if arguments.seeds < 1 or not 0 < arguments.horizon < INFINITE:
+    if arguments.seeds < 1 or not 0 < arguments.horizon < inf:
         raise ValueError(f"--seeds {arguments.seeds}, --horizon {arguments.horizon:g}; allowed: 1 or more, above 0")
-    if arguments.target is not None and not 0 < arguments.target < INFINITE:
+    if arguments.target is not None and not 0 < arguments.target < inf:
         raise ValueError(f"--target {arguments.target:g}; allowed: above 0")
     if arguments.in_flight is not None and arguments.in_flight < 1:
         raise ValueError(f"--in-flight {arguments.in_flight}; allowed: 1 or more")
@@ -138,7 +138,7 @@ def model_from(arguments: argparse.Namespace) -> Costs:
     costs = next(iter(given.values())) if given else roofline(arguments.gpu)
     if arguments.encode_ms is None:
         return costs
-    if not 0 < arguments.encode_ms < INFINITE:
+    if not 0 < arguments.encode_ms < inf:
         raise CostsRefused(f"--encode-ms {arguments.encode_ms:g}; allowed: above 0")
     encode = costs.encode.model_copy(update={"batch_s": 0.0, "image_s": arguments.encode_ms / 1000})
     return costs.model_copy(update={"encode": encode})

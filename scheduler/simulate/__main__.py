@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +124,7 @@ def limits_from(arguments: argparse.Namespace) -> Limits:
         ValueError: one that makes no sense.
     """
     for name in ("ttft", "tpot"):
-        if not 0 < getattr(arguments, name) < float("inf"):
+        if not 0 < getattr(arguments, name) < inf:
             raise ValueError(f"--{name} {getattr(arguments, name):g}; allowed: above 0")
     if not 0 < arguments.attainment <= 1:
         raise ValueError(f"--attainment {arguments.attainment:g}; allowed: above 0, at most 1")
@@ -145,7 +146,7 @@ def mix_from(arguments: argparse.Namespace) -> Mix:
     if not 0 <= arguments.image_share <= 1:
         raise WorkloadRefused(f"--image-share {arguments.image_share:g}; allowed: 0 to 1")
     for name in ("spread", "think", "distinct", "seed"):
-        if not 0 <= getattr(arguments, name) < float("inf"):
+        if not 0 <= getattr(arguments, name) < inf:
             raise WorkloadRefused(f"--{name} {getattr(arguments, name):g}; allowed: 0 or more")
     return Mix(
         images=arguments.images,
