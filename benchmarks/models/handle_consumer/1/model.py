@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from benchmarks.workload import FINGERPRINT, SHAPE, checksum, take
-from python_backend.transport.boot import boot_key
+from python_backend.transport.boot import boot_key, server_pid
 from python_backend.transport.handle import EmbeddingHandle
 from python_backend.transport.reader import EmbeddingReader
 
@@ -20,7 +19,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Makes the buffer and the reader."""
         self._buffer = np.zeros(SHAPE, dtype=np.float16)
-        self._boot = boot_key(os.getppid())
+        self._boot = boot_key(server_pid())
         self._reader = EmbeddingReader()
 
     def execute(self, requests: list[Any]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from benchmarks.workload import EMBEDDING_BYTES, FINGERPRINT, NUM_SLOTS, SHAPE, features, write
-from python_backend.transport.boot import boot_key
+from python_backend.transport.boot import boot_key, server_pid
 from python_backend.transport.handle import content_digest
 from python_backend.transport.layout import SegmentLayout
 from python_backend.transport.segment import Segment
@@ -25,7 +24,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Makes what is written, and the store it is written into."""
         self._features = features()
-        self._boot = boot_key(os.getppid())
+        self._boot = boot_key(server_pid())
         layout = SegmentLayout(NUM_SLOTS, EMBEDDING_BYTES, LEASES_PER_SLOT * NUM_SLOTS)
         self._store = EmbeddingStore(Segment.create(self._boot.id, layout), FINGERPRINT, time.monotonic)
 
