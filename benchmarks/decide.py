@@ -27,9 +27,11 @@ from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 from time import perf_counter
+from typing import Literal
 
 from tqdm import tqdm
 
+from benchmarks.arguments import at_least_one
 from benchmarks.provenance import provenance
 from scheduler.decision import Decision
 from scheduler.demand import STEP_S
@@ -76,6 +78,7 @@ def plan_of(num_devices: int, kind: str = "split") -> Plan:
     decoders = [name for name, encode in zip(names, encodes, strict=True) if not encode]
     if kind == "hybrid":
         encoders = decoders = names
+    sides: dict[Literal["encode", "decode"], list[str]] = {"encode": encoders, "decode": decoders}
     return Plan(
         checkpoint="checkpoint",
         artifacts="build",
@@ -87,7 +90,7 @@ def plan_of(num_devices: int, kind: str = "split") -> Plan:
         devices=tuple(
             Device(
                 name=name,
-                roles=(*(("encode",) if name in encoders else ()), *(("decode",) if name in decoders else ())),
+                roles=tuple(role for role, side in sides.items() if name in side),
                 model=MODEL,
             )
             for name in names
@@ -202,7 +205,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures, prints, writes; 1 when a promise is broken."""
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m benchmarks.decide", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--repeats", type=int, default=30, help="per decision; the least time counts (%(default)s)")
+    parser.add_argument(
+        "--repeats", type=at_least_one, default=30, help="per decision; the least time counts (%(default)s)"
+    )
     parser.add_argument("--out", type=output_file, default=RESULTS / "decide.json", help="(%(default)s)")
     arguments = parser.parse_args(argv)
     repeats = arguments.repeats

@@ -14,20 +14,18 @@ import json
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from time import process_time
 from typing import Any
 
 import numpy as np
 
+from benchmarks.arguments import at_least_one
 from benchmarks.provenance import provenance
 from scheduler.output_file import output_file
 from scheduler.simulate.agenda import Agenda
-
-try:
-    import simpy  # type: ignore[import-not-found,import-untyped,unused-ignore]
-except ModuleNotFoundError:
-    sys.exit("simpy is missing: pip install simpy==4.1.1")
 
 RESULTS = Path(__file__).parent / "results"
 NUM_CLERKS = 8
@@ -47,6 +45,8 @@ def customers(count: int) -> Times:
 
 def with_simpy(times: Times) -> float:
     """The seconds that all waited together."""
+    import simpy  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
     world = simpy.Environment()
     counter = simpy.Resource(world, NUM_CLERKS)
     waited = [0.0]
@@ -112,16 +112,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures, prints, writes; 1 when the two do not find the same."""
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m benchmarks.event_core", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--customers", type=int, default=200_000, help="(%(default)s)")
+    parser.add_argument("--customers", type=at_least_one, default=200_000, help="(%(default)s)")
     parser.add_argument("--out", type=output_file, default=RESULTS / "event_core.json", help="(%(default)s)")
     arguments = parser.parse_args(argv)
+    if find_spec("simpy") is None:
+        parser.error("simpy is missing: pip install simpy==4.1.1")
     times = customers(arguments.customers)
     own_us, own_waited_s = measure(with_agenda, times)
     simpy_us, simpy_waited_s = measure(with_simpy, times)
     is_same = abs(own_waited_s - simpy_waited_s) <= 1e-6 * own_waited_s
     print(f"per customer: agenda {own_us:.2f} us, simpy {simpy_us:.2f} us, {simpy_us / own_us:.1f} times")
     report = provenance("benchmarks.event_core", argv, ("scheduler/simulate/agenda.py", "benchmarks/event_core.py"))
-    told = {"simpy": simpy.__version__, "customers": len(times), "agenda_us": own_us, "simpy_us": simpy_us}
+    told = {"simpy": version("simpy"), "customers": len(times), "agenda_us": own_us, "simpy_us": simpy_us}
     arguments.out.write_text(
         json.dumps({**report, **told, "times": simpy_us / own_us, "is_same": is_same}, indent=2) + "\n"
     )

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.arguments import at_least_one
 from benchmarks.provenance import provenance
 from scheduler.advise.goodput import Question
 from scheduler.advise.search import Result, compare
@@ -117,9 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures, prints, writes; 1 when the claim is broken."""
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hybrid", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--gpus", type=int, nargs="+", default=GPUS, help="numbers of GPUs (2 4 8)")
-    parser.add_argument("--images", type=int, nargs="+", default=IMAGES, help="images per request (1 2 4 8)")
-    parser.add_argument("--jobs", type=int, default=1, help="cells that are looked at at once (%(default)s)")
+    parser.add_argument("--gpus", type=at_least_one, nargs="+", default=GPUS, help="numbers of GPUs (2 4 8)")
+    parser.add_argument("--images", type=at_least_one, nargs="+", default=IMAGES, help="images per request (1 2 4 8)")
+    parser.add_argument("--jobs", type=at_least_one, default=1, help="cells that are looked at at once (%(default)s)")
     parser.add_argument("--out", type=output_file, default=RESULTS / "hybrid.json", help="(%(default)s)")
     arguments = parser.parse_args(argv)
     cases = [(g, i, e, t) for g in arguments.gpus for i in arguments.images for e in ENCODERS for t in TPOTS_MS]

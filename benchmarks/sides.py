@@ -21,6 +21,7 @@ from unittest.mock import patch
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.arguments import at_least_one
 from benchmarks.hybrid import GPU, RESULTS, start_worker
 from benchmarks.provenance import provenance
 from scheduler.advise.goodput import Question, find_goodput
@@ -118,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures, prints, writes."""
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sides", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--jobs", type=int, default=1, help="cells that are looked at at once (%(default)s)")
+    parser.add_argument("--jobs", type=at_least_one, default=1, help="cells that are looked at at once (%(default)s)")
     parser.add_argument("--out", type=output_file, default=RESULTS / "sides.json", help="(%(default)s)")
     arguments = parser.parse_args(argv)
     with Pool(arguments.jobs, start_worker) as pool:

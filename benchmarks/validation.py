@@ -229,7 +229,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         record = {**provenance("benchmarks.validation", argv, measured), **record_run()}
         arguments.record.write_text(json.dumps(record) + "\n")
     else:
-        record = json.loads(arguments.again.read_text())
+        try:
+            record = json.loads(arguments.again.read_text())
+        except (OSError, ValueError) as error:
+            parser.error(f"--again {arguments.again}: {error}")
     rows, faults, told = compare(record)
     print("\n".join(table(rows)))
     print(f"capacity {record['capacity_per_s']:.1f} requests/s; reckoned with {json.dumps(told['reckoned'])}")

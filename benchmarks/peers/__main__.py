@@ -21,14 +21,13 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
+from benchmarks.arguments import at_least_one
+from benchmarks.peers import RESULTS, python_of
 from benchmarks.peers.checkpoint import write_for_peers
 from benchmarks.provenance import provenance
 from python_backend.checkpoint import PROJECT_ROOT
 
 MEASURED = ("python_backend/decoder", "python_backend/weights.py", "benchmarks/peers")
-RESULTS = PROJECT_ROOT / "benchmarks" / "results"
-VLLM = PROJECT_ROOT / "build" / "vllm" / "bin"
-OPENVINO = PROJECT_ROOT / "build" / "openvino" / "bin"
 PEERS = ("vllm", "openvino")
 
 
@@ -69,16 +68,20 @@ class Side:
 
 def main() -> None:
     """Run all sides and write one JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__.splitlines()[0])
     parser.add_argument("--geometry", choices=("small", "medium"), default="small")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--concurrent", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[64])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--step-tokens", type=int, default=2048, help="prompt and decode tokens of a step, both sides")
+    parser.add_argument("--threads", type=at_least_one, default=2)
+    parser.add_argument("--concurrent", type=at_least_one, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--tokens", type=at_least_one, nargs="+", default=[64])
+    parser.add_argument("--rounds", type=at_least_one, default=3)
+    parser.add_argument(
+        "--step-tokens", type=at_least_one, default=2048, help="prompt and decode tokens of a step, both sides"
+    )
     parser.add_argument("--int8", action="store_true", help="this engine with int8 weights, too")
     parser.add_argument("--openvino", action="store_true", help="OpenVINO GenAI, too")
     arguments = parser.parse_args()
+    for peer in PEERS if arguments.openvino else ("vllm",):
+        python_of(peer)  # not after the checkpoint that it is missing
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "checkpoint"
         write_for_peers(arguments.geometry, checkpoint)
@@ -104,9 +107,9 @@ def start(arguments: argparse.Namespace, checkpoint: Path, logs: Path) -> dict[s
     if arguments.int8:
         sides["own_int8"] = Side([*own, "int8"], logs / "own_int8.log")
     worker = Path(__file__).with_name("vllm_worker.py")
-    sides["vllm"] = Side([str(VLLM / "python"), str(worker), *common], logs / "vllm.log")
+    sides["vllm"] = Side([str(python_of("vllm")), str(worker), *common], logs / "vllm.log")
     if arguments.openvino:
-        command = [str(OPENVINO / "python"), str(Path(__file__).with_name("openvino_worker.py"))]
+        command = [str(python_of("openvino")), str(Path(__file__).with_name("openvino_worker.py"))]
         folder = export(checkpoint, logs / "openvino")
         sides["openvino"] = Side([*command, str(folder), *common[1:]], logs / "openvino.log")
     return sides
@@ -114,7 +117,13 @@ def start(arguments: argparse.Namespace, checkpoint: Path, logs: Path) -> dict[s
 
 def export(checkpoint: Path, folder: Path) -> Path:
     """The checkpoint as OpenVINO reads it."""
-    command = [str(OPENVINO / "optimum-cli"), "export", "openvino", "--task", "image-text-to-text"]
+    command = [
+        str(python_of("openvino").with_name("optimum-cli")),
+        "export",
+        "openvino",
+        "--task",
+        "image-text-to-text",
+    ]
     command += ["--weight-format", "fp16", "--model", str(checkpoint), str(folder)]
     subprocess.run(command, check=True, capture_output=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
     return folder

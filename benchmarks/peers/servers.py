@@ -1,4 +1,4 @@
-"""Server against server: `vlm-relay up` and vLLM's on one checkpoint, asked by one OpenAI client, in turns.
+"""Server against server: `vlm-relay up` and vLLM's on one checkpoint, asked in turns by one client of OpenAI's API.
 
     python -m benchmarks.peers.servers --geometry medium --concurrent 1 4 16 --tokens 64 256
 
@@ -18,7 +18,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,11 +30,13 @@ from statistics import median
 import httpx
 from tqdm import tqdm
 
-from benchmarks.peers.__main__ import RESULTS, VLLM
+from benchmarks.arguments import at_least_one
+from benchmarks.peers import RESULTS, python_of
 from benchmarks.peers.checkpoint import write_for_peers
 from benchmarks.processor_time import ROLES, between, processor_time
 from benchmarks.provenance import provenance
 from demo.pictures import draw_scene, render, to_jpeg
+from launcher.server import choose_ports
 from python_backend.checkpoint import PROJECT_ROOT
 
 MEASURED = ("python_backend", "scheduler", "client", "launcher", "benchmarks/peers")
@@ -114,12 +115,6 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 async def ask(client: httpx.AsyncClient, picture: bytes, num_tokens: int) -> float:
     """One answer; when its first words came."""
     uri = "data:image/jpeg;base64," + base64.b64encode(picture).decode()
@@ -191,20 +186,22 @@ def idle_share() -> float:
 
 def main() -> None:
     """Run both servers and write one JSON file."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    about = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.servers", description=about)
     parser.add_argument("--geometry", choices=("small", "medium"), default="small")
-    parser.add_argument("--concurrent", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[64])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--concurrent", type=at_least_one, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--tokens", type=at_least_one, nargs="+", default=[64])
+    parser.add_argument("--rounds", type=at_least_one, default=3)
     arguments = parser.parse_args()
+    python, free = python_of("vllm"), choose_ports("127.0.0.1", 0, 0, 0)
+    ports = [free.http, free.grpc]
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         checkpoint = folder / "checkpoint"
         write_for_peers(arguments.geometry, checkpoint)
         profile = folder / "profile.toml"
         profile.write_text(PROFILE.format(checkpoint=checkpoint, folder=folder))
-        ports = [_free_port(), _free_port()]
-        theirs = [str(VLLM / "python"), "-m", "vllm.entrypoints.openai.api_server", f"--model={checkpoint}"]
+        theirs = [str(python), "-m", "vllm.entrypoints.openai.api_server", f"--model={checkpoint}"]
         theirs += [f"--port={ports[1]}", *VLLM_FLAGS.split()]
         own = [sys.executable, "-m", "launcher", "up", f"--profile={profile}", f"--port={ports[0]}"]
         own += ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
