@@ -53,8 +53,7 @@ def test_sigterm_lets_a_running_stream_finish_and_refuses_new_requests(serving: 
         assert stream.answer.finish_reason == "length"
         assert stream.answer.num_output_tokens == 1000
     assert serving.process.wait(60) == 0
-    assert serving.said().rstrip().endswith("stopped")
-    assert _leftovers(pid) == []
+    _assert_clean(serving, pid, "stopped")
 
 
 def test_ctrl_c_while_loading_stops_at_once_and_leaves_nothing(serving: Process) -> None:
@@ -76,9 +75,7 @@ def test_a_second_ctrl_c_does_not_wait_for_running_streams_and_leaves_nothing(se
         serving.wait_for("stopping")
         serving.process.send_signal(signal.SIGINT)
         assert serving.process.wait(5) == 130
-    assert "Traceback" not in serving.said()
-    assert serving.said().rstrip().endswith("stopped\nvlm-relay: interrupted")
-    assert _leftovers(pid) == []
+    _assert_clean(serving, pid, "stopped\nvlm-relay: interrupted")
 
 
 def test_ctrl_c_while_a_lost_server_is_started_anew_stops_at_once(serving: Process) -> None:
@@ -89,9 +86,7 @@ def test_ctrl_c_while_a_lost_server_is_started_anew_stops_at_once(serving: Proce
     pid = serving.child("tritonserver")
     serving.process.send_signal(signal.SIGINT)
     assert serving.process.wait(5) == 0
-    assert "Traceback" not in serving.said()
-    assert serving.said().rstrip().endswith("stopped")
-    assert _leftovers(pid) == []
+    _assert_clean(serving, pid, "stopped")
 
 
 def test_a_killed_launcher_takes_its_server_with_it(serving: Process) -> None:
@@ -161,6 +156,12 @@ def _one_line(done: subprocess.CompletedProcess[str]) -> str:
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
     return lines[0]
+
+
+def _assert_clean(serving: Process, pid: int, last_words: str) -> None:
+    assert "Traceback" not in serving.said()
+    assert serving.said().rstrip().endswith(last_words)
+    assert _leftovers(pid) == []
 
 
 def _has_child(serving: Process) -> bool:
