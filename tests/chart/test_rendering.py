@@ -53,7 +53,7 @@ def test_the_chart_is_packaged(helm: Path, tmp_path: Path) -> None:
 
 
 def test_values_schema_and_reference_are_what_the_definition_says() -> None:
-    done = subprocess.run([sys.executable, "deploy/helm/values.py", "--check"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "deploy/helm/write_values.py", "--check"], capture_output=True, text=True)
 
     assert (done.returncode, done.stderr) == (0, "")
 

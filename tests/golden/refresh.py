@@ -57,7 +57,9 @@ def main() -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
     write(plan_of("cpu"), REPOSITORY, REPOSITORY)
-    subprocess.run([sys.executable, "deploy/helm/values.py"], check=True)  # the chart's schema has the profile's keys
+    subprocess.run(
+        [sys.executable, "deploy/helm/write_values.py"], check=True
+    )  # the chart's schema has the profile's keys
 
 
 if __name__ == "__main__":
