@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.cost import Costs, CostsRefused, EncodeCost, TransferCost, parse_costs
@@ -147,7 +147,6 @@ def test_an_estimate_follows_a_change_within_tens_of_observations() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(), st.floats())))
-@settings(deadline=None)  # other work shares the CPU
 def test_an_estimate_stays_within_its_bounds_whatever_is_observed(pairs: list[tuple[float, float]]) -> None:
     estimate = RunningEstimate()
     for predicted_s, observed_s in pairs:

@@ -69,7 +69,6 @@ def decided(placed: Plan, now: Loads, shape: RequestShape, costs: Costs = uneven
 
 
 @given(worlds(), st.integers(0, 3))
-@settings(deadline=None)  # other work shares the CPU
 def test_the_decision_is_the_cheapest_of_all_placements(world: tuple[Plan, Loads], num_images: int) -> None:
     placed, now = world
     shape = image_shape(num_images)
@@ -117,7 +116,7 @@ def shapes(draw: st.DrawFn) -> RequestShape:
 
 
 @given(worlds(most=6, has_keys=True), shapes(), st.lists(st.floats(0, 2), min_size=6, max_size=6) | st.just([]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_leaving_decoders_out_by_their_bound_leaves_out_no_better_one(
     world: tuple[Plan, Loads], shape: RequestShape, sent_s: list[float]
 ) -> None:
@@ -136,7 +135,6 @@ def test_leaving_decoders_out_by_their_bound_leaves_out_no_better_one(
 
 
 @given(worlds(), st.integers(0, 3), st.lists(st.floats(0, 3), min_size=3, max_size=3))
-@settings(deadline=None)  # other work shares the CPU
 def test_the_price_knows_what_devices_were_asked_to_encode(
     world: tuple[Plan, Loads], num_images: int, sent_s: list[float]
 ) -> None:
@@ -164,7 +162,6 @@ def test_the_price_knows_what_devices_were_asked_to_encode(
 
 
 @given(worlds(), st.integers(0, 3))
-@settings(deadline=None)  # other work shares the CPU
 def test_what_is_not_available_is_not_chosen(world: tuple[Plan, Loads], num_images: int) -> None:
     placed, now = world
 
@@ -176,7 +173,6 @@ def test_what_is_not_available_is_not_chosen(world: tuple[Plan, Loads], num_imag
 
 
 @given(worlds(), st.integers(0, 3))
-@settings(deadline=None)  # other work shares the CPU
 def test_an_error_says_which_stage_is_missing(world: tuple[Plan, Loads], num_images: int) -> None:
     placed, now = world
     has_decoder = any(load.is_available for load in now.decoders.values())
@@ -195,7 +191,6 @@ more = st.fixed_dictionaries(
 
 
 @given(worlds(is_hybrid=False), st.integers(0, 2), st.integers(0, 5), more)
-@settings(deadline=None)  # other work shares the CPU
 def test_more_load_makes_a_replica_no_more_attractive(
     world: tuple[Plan, Loads], num_images: int, at: int, added: dict[str, int]
 ) -> None:
@@ -217,7 +212,6 @@ def test_more_load_makes_a_replica_no_more_attractive(
 
 
 @given(worlds(), st.integers(1, 3), st.integers(0, 5), more)
-@settings(deadline=None)  # other work shares the CPU
 def test_more_load_anywhere_makes_nothing_cheaper(
     world: tuple[Plan, Loads], num_images: int, at: int, added: dict[str, int]
 ) -> None:
@@ -238,7 +232,6 @@ def test_more_load_anywhere_makes_nothing_cheaper(
 
 
 @given(worlds(), st.lists(st.tuples(st.integers(1, 3), st.integers(0, 6), st.integers(0, 6)), max_size=12))
-@settings(deadline=None)  # other work shares the CPU
 def test_a_mode_changes_only_for_a_gain_above_the_hysteresis(
     world: tuple[Plan, Loads], requests: list[tuple[int, int, int]]
 ) -> None:
@@ -261,7 +254,6 @@ def test_a_mode_changes_only_for_a_gain_above_the_hysteresis(
 
 
 @given(worlds(has_keys=True), st.lists(shapes(), max_size=6))
-@settings(deadline=None)  # other work shares the CPU
 def test_the_same_requests_are_placed_the_same_way(world: tuple[Plan, Loads], requests: list[RequestShape]) -> None:
     placed, now = world
     one, other = Router(placed, uneven), Router(placed, uneven)

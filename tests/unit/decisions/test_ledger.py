@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.decision import Decision, NoReplica, StagesFull
@@ -82,7 +82,6 @@ events = st.lists(
 
 
 @given(st.sampled_from([(2, 2), (1, 3)]), st.booleans(), events)
-@settings(deadline=None)  # other work shares the CPU
 def test_a_router_that_is_told_of_changes_decides_as_one_that_looks_at_everything(
     sizes: tuple[int, int], is_hybrid: bool, happened: list[tuple[str, int, int, int]]
 ) -> None:

@@ -185,6 +185,27 @@ class Receiver:
 
 
 @dataclass
+class Halting(Receiver):
+    """Halts the engine with its first delta, until told to go on: meanwhile nothing ends."""
+
+    _is_halted: threading.Event = field(default_factory=threading.Event)
+    _may_go_on: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, delta: Delta) -> None:
+        super().__call__(delta)
+        if not self._is_halted.is_set():
+            self._is_halted.set()
+            self._may_go_on.wait(60)
+
+    def halt(self) -> None:
+        """Returns when the engine stands still."""
+        assert self._is_halted.wait(60), "no delta"
+
+    def go_on(self) -> None:
+        self._may_go_on.set()
+
+
+@dataclass
 class FakeClock:
     """Seconds that pass when told to."""
 
@@ -200,6 +221,18 @@ class Harness:
 
     engine: Engine
     clock: FakeClock
+    # While this is held an idle engine begins nothing: what is submitted meanwhile is taken in at once.
+    together: threading.Lock = field(default_factory=threading.Lock)
+
+    def start(self) -> None:
+        step = self.engine.step
+
+        def step_when_allowed() -> None:
+            with self.together:
+                step()
+
+        self.engine.step = step_when_allowed  # type: ignore[method-assign]
+        self.engine.start()
 
     def submit(
         self, case: Case, request_id: str = "r", receiver: Receiver | None = None, **sampling: object
@@ -222,8 +255,8 @@ def start_engine(checkpoint: Path) -> Iterator[StartEngine]:
         clock = FakeClock()
         values = {"num_blocks": 256, "block_tokens": 4, "num_threads": 1, **options}
         engine = Engine.load(folder, EngineOptions(**values), clock, draw_seed=lambda: 1)  # type: ignore[arg-type]
-        engine.start()
         started.append(Harness(engine, clock))
+        started[-1].start()
         return started[-1]
 
     yield start

@@ -126,7 +126,7 @@ class ChooserMachine(RuleBasedStateMachine):
 
 
 TestChooser = ChooserMachine.TestCase
-TestChooser.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestChooser.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def test_two_images_never_share_a_block_and_equal_ones_do() -> None:

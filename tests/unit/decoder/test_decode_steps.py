@@ -13,7 +13,7 @@ from python_backend.decoder.decode_steps import DecodeSteps, batches_up_to
 from python_backend.decoder.device_memory import MIB, MemoryRefused, check_fit, weight_bytes, working_bytes
 from python_backend.decoder.engine import Engine, EngineOptions
 from python_backend.weights import read_config, read_weights
-from tests.unit.decoder.conftest import Case, Receiver, StartEngine
+from tests.unit.decoder.conftest import Case, Harness, Receiver, StartEngine
 
 
 class Counting:
@@ -53,7 +53,8 @@ def test_a_batch_that_only_shrinks_takes_what_ran_ahead(
 ) -> None:
     counting = Counting(monkeypatch)
     harness = start_engine(runs_ahead=True, max_step_tokens=1024)
-    receivers = [harness.submit(case, str(i), max_tokens=6 + 6 * (i % 2)) for i, case in enumerate(cases[:8])]
+    with harness.together:
+        receivers = [harness.submit(case, str(i), max_tokens=6 + 6 * (i % 2)) for i, case in enumerate(cases[:8])]
 
     answers = [receiver.token_ids() for receiver in receivers]
 
@@ -71,8 +72,9 @@ def test_what_is_not_plainly_greedy_gets_the_same_tokens(
 ) -> None:
     plain, ahead = start_engine(), start_engine(runs_ahead=True)
 
-    def answers(engine: object) -> list[list[tuple[object, ...]]]:
-        receivers = [engine.submit(case, str(i), **sampling) for i, case in enumerate(cases[:4])]  # type: ignore[attr-defined]
+    def answers(harness: Harness) -> list[list[tuple[object, ...]]]:
+        with harness.together:
+            receivers = [harness.submit(case, str(i), **sampling) for i, case in enumerate(cases[:4])]
         return [[(delta.token_ids, delta.logprobs) for delta in receiver.wait()] for receiver in receivers]
 
     def rounded(deltas: list[list[tuple[object, ...]]]) -> str:
@@ -119,7 +121,8 @@ def test_logits_that_are_not_finite_end_their_request_only(
         return tokens
 
     monkeypatch.setattr(DecodeSteps, "_take", spoil)
-    first, second = harness.submit(cases[0], "0"), harness.submit(cases[1], "1")
+    with harness.together:
+        first, second = harness.submit(cases[0], "0"), harness.submit(cases[1], "1")
 
     outcomes = sorted(str(receiver.wait()[-1].error) for receiver in (first, second))
     assert outcomes == ["None", "[INTERNAL] the model's logits are not finite"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from pathlib import Path
 
 import pytest
@@ -30,6 +29,7 @@ from tests.unit.decoder.conftest import (
     WIDTH,
     Case,
     FakeClock,
+    Halting,
     Receiver,
     StartEngine,
     byte_tokenizer,
@@ -69,14 +69,13 @@ def fail_when(harness_engine: Engine, token_id: int, outcome: Exception | None) 
 
 def test_a_cancel_ends_a_running_and_a_waiting_request(start_engine: StartEngine, cases: list[Case]) -> None:
     harness = start_engine(max_sequences=1)
-    running = Receiver()
-    first = threading.Event()
-    running.on_delta = lambda delta: first.set()
+    running = Halting()
     harness.submit(cases[0], "running", running, max_tokens=LONG, ignore_eos=True)
     waiting = harness.submit(cases[1], "waiting")
-    assert first.wait(60)
+    running.halt()
 
     answers = [harness.engine.cancel(request_id) for request_id in ("waiting", "running", "unknown")]
+    running.go_on()
 
     assert [error_of(receiver).code for receiver in (running, waiting)] == ["CANCELLED"] * 2
     assert answers == [True, True, False]
@@ -127,11 +126,9 @@ def test_a_prompt_that_cannot_be_computed_is_refused(
 
 def test_too_many_waiting_requests_are_refused_at_once(start_engine: StartEngine, cases: list[Case]) -> None:
     harness = start_engine(max_sequences=1, max_waiting=2)
-    running = Receiver()
-    first = threading.Event()
-    running.on_delta = lambda delta: first.set()
+    running = Halting()
     harness.submit(cases[0], "running", running, max_tokens=LONG, ignore_eos=True)
-    assert first.wait(60)
+    running.halt()
     harness.submit(cases[0], "1")
     harness.submit(cases[0], "2")
 
@@ -139,6 +136,7 @@ def test_too_many_waiting_requests_are_refused_at_once(start_engine: StartEngine
         harness.submit(cases[0], "3")
     with pytest.raises(InvalidRequest, match="'1' is in use"):
         harness.submit(cases[0], "1")
+    running.go_on()
 
 
 def test_a_receiver_that_raises_ends_its_request_only(start_engine: StartEngine, cases: list[Case]) -> None:
@@ -148,8 +146,9 @@ def test_a_receiver_that_raises_ends_its_request_only(start_engine: StartEngine,
         if not delta.is_final:
             raise RuntimeError("the receiver is broken")
 
-    broken = harness.submit(cases[1], "broken", Receiver(on_delta=raise_once))
-    well = harness.submit(cases[2], "well")
+    with harness.together:
+        broken = harness.submit(cases[1], "broken", Receiver(on_delta=raise_once))
+        well = harness.submit(cases[2], "well")
 
     assert error_of(broken).code == "INTERNAL"
     assert len(broken.deltas) == 2
@@ -178,7 +177,8 @@ def test_a_request_that_breaks_the_model_ends_alone(
     fail_when(harness.engine, bad, failure)
     poisoned = Case((bad, *cases[0].token_ids), cases[0].images, ())
 
-    receivers = [harness.submit(case, str(index)) for index, case in enumerate([cases[3], poisoned, cases[4]])]
+    with harness.together:
+        receivers = [harness.submit(case, str(index)) for index, case in enumerate([cases[3], poisoned, cases[4]])]
     answers = [receivers[0].token_ids(), receivers[2].token_ids()]
     error = error_of(receivers[1])
     later = [harness.submit(case, "later").token_ids() for case in cases]  # reuse the blocks
@@ -197,8 +197,9 @@ def test_a_request_whose_text_cannot_be_made_ends_alone(start_engine: StartEngin
         sequence.text = None  # type: ignore[assignment]
 
     broken.on_delta = lambda delta: None if delta.is_final else break_text(delta)
-    harness.submit(cases[1], "broken", broken)
-    well = harness.submit(cases[2], "well")
+    with harness.together:
+        harness.submit(cases[1], "broken", broken)
+        well = harness.submit(cases[2], "well")
 
     assert error_of(broken).code == "INTERNAL"
     assert well.token_ids() == cases[2].answer
@@ -238,15 +239,16 @@ def test_a_cancel_during_a_step_keeps_its_token_back(start_engine: StartEngine, 
 
 def test_close_ends_every_request(checkpoint: Path, cases: list[Case]) -> None:
     engine = Engine.load(checkpoint, EngineOptions(num_blocks=64, max_sequences=2), FakeClock())
-    receivers = [Receiver() for _ in range(4)]
+    running = Halting()
+    receivers = [running, Receiver(), Receiver(), Receiver()]
     sampling = SamplingParameters(max_tokens=LONG, ignore_eos=True)
-    first = threading.Event()
-    receivers[0].on_delta = lambda delta: first.set()
     engine.start()
     for index, receiver in enumerate(receivers):
         engine.submit(DecodeRequest(str(index), cases[0].token_ids, (), sampling), receiver)
-    assert first.wait(60)
+    running.halt()
 
+    engine._inbox.close()  # as `close` does before it waits for the engine
+    running.go_on()
     engine.close()
 
     assert [error_of(receiver).code for receiver in receivers] == ["UNAVAILABLE"] * 4
@@ -374,7 +376,8 @@ def test_seeded_sampling_is_the_same_in_any_batch(start_engine: StartEngine, cas
     sampling = {"temperature": 1.0, "top_p": 0.9}
 
     alone = [harness.submit(case, "r", seed=index, **sampling).token_ids() for index, case in enumerate(cases)]
-    receivers = [harness.submit(case, str(index), seed=index, **sampling) for index, case in enumerate(cases)]
+    with harness.together:
+        receivers = [harness.submit(case, str(index), seed=index, **sampling) for index, case in enumerate(cases)]
 
     assert [receiver.token_ids() for receiver in receivers] == alone
     assert alone != [case.answer for case in cases]

@@ -69,7 +69,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 TestBlockPool = BlockPoolMachine.TestCase
-TestBlockPool.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestBlockPool.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def pool_of_idle(num_blocks: int) -> tuple[BlockPool, list[int]]:

@@ -189,7 +189,7 @@ class EngineMachine(RuleBasedStateMachine):
 def test_any_schedule_ends_every_request_once_with_its_own_tokens(checkpoint: Path, alike: list[Case]) -> None:
     run_state_machine_as_test(
         lambda: EngineMachine(checkpoint, alike),
-        settings=settings(max_examples=40, stateful_step_count=25, deadline=None),
+        settings=settings(max_examples=40, stateful_step_count=25),
     )
 
 

@@ -52,9 +52,7 @@ def test_nothing_that_is_sent_is_answered_with_a_5xx(
     operation = described[path][method]
 
     @given(case=operation.as_strategy(generation_mode=mode))
-    @settings(
-        max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=EXAMPLES, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     def check(case: schemathesis.Case) -> None:
         response = case.call()
         assert response.status_code < 500, (response.status_code, response.text)

@@ -89,7 +89,7 @@ class NaiveRoom(RuleBasedStateMachine):
 
 
 TestAnySequenceOfEvents = NaiveRoom.TestCase
-TestAnySequenceOfEvents.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAnySequenceOfEvents.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 @pytest.mark.parametrize(

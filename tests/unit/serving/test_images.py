@@ -266,7 +266,7 @@ FILES = [
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(FILES), st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=12))
 def test_a_damaged_file_gives_a_picture_or_a_refusal(file: bytes, damages: list[tuple[int, int]]) -> None:
     data = bytearray(file)
@@ -276,7 +276,7 @@ def test_a_damaged_file_gives_a_picture_or_a_refusal(file: bytes, damages: list[
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode) | st.binary(max_size=60).map(base64.b64encode))
 def test_any_bytes_give_a_picture_or_a_refusal(data: bytes) -> None:
     _gives_a_picture_or_a_refusal(data)

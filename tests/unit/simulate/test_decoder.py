@@ -148,7 +148,7 @@ askeds = st.lists(
 
 
 @given(askeds, st.integers(20, 60), st.integers(1, 6), st.integers(8, 64))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_it_gives_each_token_when_the_engine_would(
     asked: list[Asked], num_blocks: int, max_sequences: int, step_tokens: int
 ) -> None:

@@ -103,7 +103,7 @@ def read(text: str) -> Topology | None:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(case=st.sampled_from(WHOLE), seed=st.integers(0, 2**32))
 def test_a_damaged_text_gives_no_wrong_link(damage: Damage, case: str, seed: int) -> None:
     truth = json.loads((DATA / f"{case}.json").read_text(encoding="utf-8"))["links"]
@@ -114,7 +114,7 @@ def test_a_damaged_text_gives_no_wrong_link(damage: Damage, case: str, seed: int
     assert known.items() <= truth.items()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
     read(text)
@@ -128,13 +128,13 @@ WORDS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(WORDS), max_size=60), st.sampled_from(["", " ", "\t", "|"]))
 def test_any_heap_of_its_own_words_is_read_or_refused(words: list[str], glue: str) -> None:
     read(glue.join(words))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(sorted(TEXTS)), st.integers(0, 2**32), st.integers(1, 20))
 def test_any_mutation_is_read_or_refused(case: str, seed: int, num_changes: int) -> None:
     chance = random.Random(seed)

@@ -143,4 +143,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 TestStoreMachine = pytest.mark.filterwarnings("error")(StoreMachine.TestCase)
-TestStoreMachine.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestStoreMachine.settings = settings(max_examples=150, stateful_step_count=60)
