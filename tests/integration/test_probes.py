@@ -57,7 +57,7 @@ def test_an_order_to_drain_loses_no_request_and_the_stop_after_it_is_quick(probe
     drained: list[tuple[int, str]] = []
     assert get(f"{url}/health/ready") == (200, "answers")
     with RelayClient(address) as client:
-        streams = [client.stream(QUESTION, images=[PICTURE], max_tokens=1500, ignore_eos=True) for _ in range(4)]
+        streams = [client.stream(QUESTION, images=[PICTURE], max_tokens=1400, ignore_eos=True) for _ in range(4)]
         for stream in streams:
             stream.__enter__()
             next(iter(stream))
@@ -74,7 +74,7 @@ def test_an_order_to_drain_loses_no_request_and_the_stop_after_it_is_quick(probe
             for _ in stream:
                 pass
             stream.__exit__(None, None, None)
-            assert (stream.answer.finish_reason, stream.answer.num_output_tokens) == ("length", 1500)
+            assert (stream.answer.finish_reason, stream.answer.num_output_tokens) == ("length", 1400)
     order.join()
     assert drained == [(200, "drained")]
     began = time.monotonic()

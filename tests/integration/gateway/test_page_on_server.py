@@ -57,11 +57,15 @@ def test_stop_ends_the_decoding(page: Page, server: Server) -> None:
         " : options);"
     )
     before = generated_at_the_end(server)
+    page.browser.execute_script(  # at the first word, however slow this test is to see it
+        "const stop = document.getElementById('stop'), answer = document.getElementById('answer');"
+        "const observer = new MutationObserver(() => answer.textContent && (observer.disconnect(), stop.click()));"
+        "observer.observe(answer, {childList: true, subtree: true, characterData: true});"
+    )
+
     page.ask("Count from one to twenty.")
-    assert page.until(lambda: page.text("answer") != "")
 
-    page.element("stop").click()
-
+    assert page.until(lambda: "stopped by you" in page.text("facts"), 60)
+    assert page.text("answer") != ""
     assert wait_until(lambda: metric(server, "vlm_relay_running_sequences") == 0)
     assert generated_at_the_end(server) - before < 1900
-    assert "stopped by you" in page.text("facts")
