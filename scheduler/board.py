@@ -49,14 +49,17 @@ class Board:
         self.compute_s = np.zeros(num_decoders)
         self.excess = np.zeros(num_decoders)
         self.free_tokens = np.full(num_decoders, inf)  # infinite: not known
-        self.running = np.zeros(num_decoders)  # sequences
+        self._running = [0] * num_decoders  # sequences
+        self._sharing = np.ones(num_decoders)  # and one more
+        self.ones = np.ones(num_decoders)  # numpy takes twice as long for a column and a number as for two columns
         self._num_running = 0  # on all
         self.num_open = 0  # decoders that may take one more
         self.has_excess = self.has_free_tokens = False
+        self.beside = [0.0] * num_encoders  # the sequences on its device, times the price of a second that one waits
         self.caching: set[int] = set()  # decoders that may have images, or else beginnings of prompts
         self.reading: set[int] = set()
         self._limit, self._max_sequences, self.stall_weight = limit, max_sequences, stall_weight
-        self.demand = Demand(pools) if follows_demand and any(pools.own) else None
+        self.demand = Demand(pools, stall_weight) if follows_demand and any(pools.own) else None
         # By size and number of images: a column of prices, and the encoders at which it is out of date.
         self._side_s: dict[tuple[float, int], tuple[Column, set[int]]] = {}
         self._loads: Loads | None = None
@@ -115,25 +118,18 @@ class Board:
         if load is None:
             return inf
         own = num_images * units
-        seconds = self.pools.encode_s(e, load.pending_images * units + load.pending_tokens / IMAGE_TOKENS + own)
-        sharing = self.pools.sharing[e]
-        if sharing and (beside := self.beside(sharing)):
-            seconds += beside * self.pools.encode_s(e, own)
+        batch_s, image_s, max_batch = self.pools.encode_rates[e]  # `Pools.encode_s`, without the calls
+        images = load.pending_images * units + load.pending_tokens / IMAGE_TOKENS + own
+        seconds = batch_s * -(-images // max_batch) + image_s * images
+        beside = self.beside[e]
+        if beside:
+            seconds += beside * (batch_s * -(-own // max_batch) + image_s * own)
         return seconds + STORE_FULL_S if load.free_slots is not None and load.free_slots < num_images else seconds
 
-    def beside(self, decoders: list[int]) -> float:
-        """The sequences that run on decoders of one device, times the price of a second that one of them waits."""
-        running = 0
-        for d in decoders:
-            load = self.decoder_loads[d]
-            if load is not None:
-                running += load.running
-        return self.stall_weight * running
-
     def sharers(self) -> Column:
-        """By d: the sequences that share what its decoding costs the images there."""
+        """By d: the sequences that share what its decoding costs the images there, with one that comes."""
         usual = USUAL_SHARE * self._num_running / max(1, self.num_decoders)
-        result: Column = np.maximum(self.running, usual)
+        result: Column = np.maximum(self._sharing, 1 + usual)
         return result
 
     def _look_at_encoder(self, e: int, loads: Loads) -> None:
@@ -157,8 +153,8 @@ class Board:
             self.num_decoders += (load is not None) - (before is not None)
         self.decoder_loads[d] = load
         running = 0 if load is None else load.running
-        self._num_running += running - int(self.running[d])
-        self.running[d] = running
+        self._num_running += running - self._running[d]
+        self._running[d], self._sharing[d] = running, running + 1
         is_open = load is not None and load.running < self._limit
         excess, free_tokens = 0.0, inf
         if load is not None and is_open:
@@ -184,6 +180,7 @@ class Board:
         if load is not before:
             self._note_caches(d, load)
         for e in self.pools.own[d]:
+            self.beside[e] = self.stall_weight * sum([self._running[other] for other in self.pools.sharing[e]])
             self._reckon(e)
 
     def _note_caches(self, d: int, load: Load | None) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Mode = Literal["serial", "split", "text"]
 
@@ -30,8 +29,7 @@ class StagesFull(Exception):
         self.retry_after_s = retry_after_s
 
 
-@dataclass(frozen=True, slots=True)
-class StageChoice:
+class StageChoice(NamedTuple):
     """One stage of a decision: the replica, its device, and the weight it was chosen by.
 
     Policy `cost`: predicted seconds, less is better. Policy `article`: the article's weight, more is better.
@@ -43,8 +41,7 @@ class StageChoice:
     weight: float
 
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
+class Alternative(NamedTuple):
     """The best placement of the other mode on the same decoder, and what its encode side costs."""
 
     mode: Mode
@@ -52,8 +49,7 @@ class Alternative:
     price_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """A placement. `encoders` has one replica per image, in the order of the images."""
 
     encoders: tuple[str, ...]

@@ -44,18 +44,27 @@ MOST_USED = 0.998
 
 
 class Demand:
-    """What the encoders of each decoder's device were sent. By d; nothing on devices without an encoder."""
+    """What the encoders of each decoder's device were sent. By d; nothing on devices without an encoder.
 
-    def __init__(self, pools: Pools) -> None:
+    Constants are columns too: numpy takes twice as long for a column and a number as for two columns.
+    """
+
+    def __init__(self, pools: Pools, stall_weight: float = 1.0) -> None:
+        num_decoders = len(pools.decoders)
         self._sharing = pools.sharing
-        self._has_encoder = np.array([bool(own) for own in pools.own], dtype=np.float64)
+        self._least_share = np.array([LEAST_SHARE if own else 0.0 for own in pools.own])
         self._encode_speed = np.array([each.encode_speed for each in pools.contention])
         self._lost = COUNTED_SHARE * np.array([1 - each.decode_speed for each in pools.contention])
-        self._sent_s = np.zeros(len(pools.decoders))  # of encoding, those of longer ago counting less
+        self._sent_s = np.zeros(num_decoders)  # of encoding, those of longer ago counting less
+        self._used = np.zeros((2, num_decoders))  # beside decodes, and alone
+        self._most_used = np.full((2, num_decoders), MOST_USED)
+        self._ones, self._twos = np.ones((2, num_decoders)), np.full((2, num_decoders), 2.0)
+        self._stall_weights = np.full(num_decoders, stall_weight)
         self._began_s: float | None = None
         self._now_s = 0.0
-        self.stretch: Column = np.ones(len(pools.decoders))
-        self.delay: Column = np.zeros(len(pools.decoders))
+        self.stretch: Column = np.ones(num_decoders)
+        self.delay: Column = np.zeros(num_decoders)
+        self.delay_price: Column = np.zeros(num_decoders)  # a delayed image is dear as a stalled decode is
 
     def send(self, e: int, seconds: float) -> None:
         """An encoder is given so much work."""
@@ -71,14 +80,19 @@ class Demand:
         self._sent_s *= exp((self._now_s - now_s) / MEMORY_S)
         self._now_s = now_s
         memory_s = MEMORY_S * (1 - exp((self._began_s - now_s - FIRST_S) / MEMORY_S))
-        share: Column = np.maximum(self._sent_s / memory_s, LEAST_SHARE)
-        share *= self._has_encoder
-        beside = share / self._encode_speed
-        lost: Column = np.minimum(beside, 1.0) * self._lost
-        self.stretch = np.reciprocal(1.0 - lost)
-        self.delay = share * (_wait(beside) / self._encode_speed - _wait(share))
-
-
-def _wait(used: Column) -> Column:
-    capped: Column = np.minimum(used, MOST_USED)
-    return 1.0 + capped / 2.0 / (1.0 - capped)
+        beside, share = used = self._used
+        np.divide(self._sent_s, memory_s, out=share)
+        np.maximum(share, self._least_share, out=share)
+        np.divide(share, self._encode_speed, out=beside)
+        ones = self._ones[0]
+        lost: Column = np.minimum(beside, ones)
+        lost *= self._lost
+        self.stretch = ones / (ones - lost)
+        capped = np.minimum(used, self._most_used)
+        waits = capped / self._twos
+        waits /= self._ones - capped
+        waits += self._ones  # wait(u)
+        delay: Column = waits[0] / self._encode_speed
+        delay -= waits[1]
+        delay *= share
+        self.delay, self.delay_price = delay, delay * self._stall_weights

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-import numpy as np
-
 from scheduler.assignment import Assignment
 from scheduler.decision import CACHED, FAN_OUT, FINISH, ONLY, STICKY, TEXT, Alternative, Mode
 from scheduler.pools import Pools
@@ -40,7 +38,7 @@ def least_finish(pricing: Pricing, has_images: bool) -> tuple[int, Assignment | 
     best_s = pricing.price_s(d, best.side_s)
     if best_s == least:  # the others' bounds are higher, or they come later
         return best_d, best
-    candidates = np.flatnonzero(bounds <= best_s)
+    candidates = (bounds <= best_s).nonzero()[0]
     for d in candidates[bounds[candidates].argsort(kind="stable")].tolist():
         bound = bounds.item(d)
         if bound > best_s:
@@ -54,11 +52,14 @@ def least_finish(pricing: Pricing, has_images: bool) -> tuple[int, Assignment | 
     return best_d, best
 
 
-def choose(pools: Pools, pricing: Pricing, has_images: bool, modes: dict[str, Mode], hysteresis: float) -> Choice:
+def choose(
+    pools: Pools, pricing: Pricing, has_images: bool, modes: dict[str, Mode], hysteresis: float, explains: bool = True
+) -> Choice:
     """The cost policy's choice.
 
     `modes` has the last mode by decoder device and is brought up to date: a mode is left only when the other
-    one's encode side is cheaper by more than the share `hysteresis` of it.
+    one's encode side is cheaper by more than the share `hysteresis` of it. Without `explains` the alternative is not
+    looked for where it cannot be kept.
     """
     d, assignment = least_finish(pricing, has_images)
     if assignment is None or d < 0:
@@ -66,10 +67,9 @@ def choose(pools: Pools, pricing: Pricing, has_images: bool, modes: dict[str, Mo
     place = pools.decoder_places[d]
     mode = _mode(pools, d, assignment)
     other_mode: Mode = "split" if mode == "serial" else "serial"
-    other = _restricted(pools, pricing, d, other_mode)
-    is_kept = (
-        other is not None and modes.get(place) == other_mode and other.side_s <= assignment.side_s * (1 + hysteresis)
-    )
+    was_other = modes.get(place) == other_mode
+    other = _restricted(pools, pricing, d, other_mode) if explains or was_other else None
+    is_kept = other is not None and was_other and other.side_s <= assignment.side_s * (1 + hysteresis)
     if is_kept and other is not None:
         assignment, other, mode, other_mode = other, assignment, other_mode, mode
     modes[place] = mode
@@ -95,7 +95,7 @@ def choose_mode(pools: Pools, pricing: Pricing, mode: Mode) -> Choice:
 
 def _mode(pools: Pools, d: int, assignment: Assignment) -> Mode:
     own = pools.own[d]
-    return "serial" if all(e in own for e in assignment.order) else "split"
+    return "serial" if own and set(own).issuperset(assignment.order) else "split"
 
 
 def _restricted(pools: Pools, pricing: Pricing, d: int, mode: Mode) -> Assignment | None:

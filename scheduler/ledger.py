@@ -65,9 +65,10 @@ class Ledger:
             encoder.pending_images += 1
             encoder.free_slots = (encoder.free_slots or 0) - 1
             self._changed.add(name)
-        for name, key in zip(decision.encoders, shape.image_keys, strict=False):  # keys may be unknown
-            # Noted before it is there: the same image that comes meanwhile goes to the same encoder.
-            self._note_image(name, key)
+        if shape.image_keys:
+            for name, key in zip(decision.encoders, shape.image_keys, strict=True):
+                # Noted before it is there: the same image that comes meanwhile goes to the same encoder.
+                self._note_image(name, key)
         return place
 
     def note_encoded(self, place: Place) -> None:

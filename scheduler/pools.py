@@ -62,9 +62,9 @@ def link_between(links: Mapping[frozenset[str], Link], one: Replica, other: Repl
 
 @dataclass(slots=True)
 class Columns:
-    """What is fixed, by d, as arrays, or as one number where it is the same for all."""
+    """What is fixed, by d, as arrays, or as one number where it is the same for all and is multiplied first."""
 
-    step_s: Column | float  # of a decode step: its start, and per context token
+    step_s: Column  # of a decode step: its start, and per context token
     context_s: Column | float
     start_s: Column | float  # of a prefill: p0, p1, p2
     token_s: Column | float
@@ -135,6 +135,7 @@ class Pools:
         ]
         links = {frozenset((link.first, link.second)): link for link in plan.links}
         self.links = [[link_between(links, encoder, decoder) for encoder in plan.encoders] for decoder in plan.decoders]
+        self.link_names = [[link.link if link else "same device" for link in row] for row in self.links]
         # d -> by e: seconds to start a copy, seconds per image, and hop with a copy of one image
         self.start_s: list[list[float]] = [[] for _ in self.decoders]
         self.image_s: list[list[float]] = [[] for _ in self.decoders]
@@ -177,9 +178,8 @@ class Pools:
         else:
             self.decode_rates[index] = self._decode_rates(index)
             columns = self.columns
-            columns.step_s, columns.context_s, columns.start_s, columns.token_s, columns.squared_s = (
-                self._rate_columns()
-            )
+            columns.step_s = self._rate_column(0)
+            columns.context_s, columns.start_s, columns.token_s, columns.squared_s = self._rate_columns()
 
     def _names(self, stage: str) -> list[str]:
         return self.encoders if stage == "encode" else self.decoders
@@ -227,9 +227,9 @@ class Pools:
             self.row.append(numbers.setdefault(row, len(numbers)))
 
     def _columns(self) -> Columns:
-        step_s, context_s, start_s, token_s, squared_s = self._rate_columns()
+        context_s, start_s, token_s, squared_s = self._rate_columns()
         return Columns(
-            step_s=step_s,
+            step_s=self._rate_column(0),
             context_s=context_s,
             start_s=start_s,
             token_s=token_s,
@@ -245,8 +245,12 @@ class Pools:
         )
 
     def _rate_columns(self) -> list[Column | float]:
-        return [_same_or_all([rates[place] for rates in self.decode_rates]) for place in (0, 2, 4, 5, 6)]
+        return [_same_or_all(self._rate_column(place).tolist()) for place in (2, 4, 5, 6)]
+
+    def _rate_column(self, place: int) -> Column:
+        return np.array([rates[place] for rates in self.decode_rates])
 
 
 def _same_or_all(values: list[float]) -> Column | float:
+    """One number where all are equal: what is reckoned with it first is reckoned once."""
     return values[0] if values and values.count(values[0]) == len(values) else np.array(values)

@@ -46,7 +46,10 @@ class Pricing:
         self.holders: dict[bytes, list[int]] = {}  # by key of an image: the encoders that have it
         self._with_images: set[int] = set()  # decoders that have an image of ours
         self._assigned: dict[int, Assignment] = {}  # by row: the best for decoders of equal copy prices
-        self._first_s = board.sides_s(1, self._units) if shape.num_images else NOBODY  # side(e, 1)
+        self._first_s, self._cheapest = NOBODY, (-1, inf)  # side(e, 1), and the encoder where it is least
+        if shape.num_images:
+            self._first_s = board.sides_s(1, self._units)
+            self._cheapest = _least(self._first_s)
         if shape.image_keys:
             self._look_at_caches(loads)
         self._look_at_decoders()
@@ -78,10 +81,8 @@ class Pricing:
 
     def stall_s(self, e: int, num_images: int) -> float:
         """What the decodes on the device of `e` lose while it encodes `num_images` of ours."""
-        sharing = self._pools.sharing[e]
-        if not sharing or num_images == 0:
-            return 0.0
-        return self._pools.encode_s(e, num_images * self._units) * self._board.beside(sharing)
+        beside = self._board.beside[e]
+        return self._pools.encode_s(e, num_images * self._units) * beside if beside and num_images else 0.0
 
     def copy_s(self, e: int, d: int, num_images: int) -> float:
         """copy(e, d, m): the hop is paid for every encode, also where nothing is copied."""
@@ -94,16 +95,17 @@ class Pricing:
         if num_new == 0:
             return _least(self._board.sides_s(0, self._units))[1]
         first_s = self._first_s
+        e, price = self._cheapest
         if num_new == 1:
-            return _least(first_s)[1]
+            return price
+        if np.count_nonzero(first_s == price) >= num_new:  # an encoder each, at one price
+            return price
         following = first_s.copy()  # the least that the dearest costs when images go, one by one, to the cheapest
         counts: dict[int, int] = {}
-        e, price = _least(following)
-        if np.count_nonzero(following == price) >= num_new:  # an encoder each, at one price
-            return price
+        side_s, units = self._board.side_s, self._units
         for _ in range(num_new - 1):
             counts[e] = count = counts.get(e, 1) + 1
-            following[e] = self.side_s(e, count)
+            following[e] = side_s(e, count, units)
             e, price = _least(following)
         return price  # prices that are taken never fall
 
@@ -116,10 +118,10 @@ class Pricing:
         generate_s: Column = board.read_s + needed * columns.context_s
         np.maximum(generate_s, board.compute_s, out=generate_s)
         generate_s += columns.step_s
-        generate_s *= shape.max_tokens
+        generate_s *= float(shape.max_tokens)
         if demand is not None:
             generate_s *= demand.stretch
-            self._crowding: Column = demand.delay * board.stall_weight / (1 + board.sharers())
+            self._crowding: Column = demand.delay_price / board.sharers()
         self._generate_s = generate_s
         self.wait_s: Column | None = None  # nobody waits anywhere
         if board.has_excess or board.has_free_tokens:
@@ -133,7 +135,7 @@ class Pricing:
             tail_s: Column = prefill_s + generate_s
         else:
             tail_s = prefill_s * demand.stretch
-            tail_s += generate_s * (1 + self._crowding)
+            tail_s += generate_s * (self._crowding + board.ones)
         self.tail_s = tail_s
         side_s = self._side_bounds() if shape.num_images else None
         key = shape.prefix_key
@@ -160,7 +162,7 @@ class Pricing:
         sides_s = first_s if most <= 1 else self._board.sides_s(most, 1.0)
         bounds_s = columns.nearest.least(sides_s)
         bounds_s += columns.least_s
-        np.minimum(bounds_s, _least(first_s)[1] + columns.next_s, out=bounds_s)
+        np.minimum(bounds_s, self._cheapest[1] + columns.next_s, out=bounds_s)
         if num_new > 1:
             np.maximum(bounds_s, least_side_s + columns.least_s, out=bounds_s)
         return self._with_holders(bounds_s, num_new, least_side_s) if self.holders else bounds_s
@@ -169,7 +171,7 @@ class Pricing:
         """The bounds where caches have some of the images; `new_s` for those that are new."""
         columns, first_s = self._pools.columns, self._first_s
         one_s = columns.nearest.least(first_s) + columns.least_s
-        np.minimum(one_s, _least(first_s)[1] + columns.next_s, out=one_s)
+        np.minimum(one_s, self._cheapest[1] + columns.next_s, out=one_s)
         bounds_s = new_s if num_new else np.full(len(new_s), least_side_s) + columns.hop_s
         for found in self.holders.values():
             if found:
@@ -274,15 +276,17 @@ class Pricing:
         if num_images == 1:
             counts = {e: 1}
             return Assignment([e], counts, counts, {e: price}, price)
-        if np.count_nonzero(following == price) >= num_images:  # an encoder each, at one price
-            order = np.flatnonzero(following == price)[:num_images].tolist()
+        equal = (following == price).nonzero()[0]
+        if len(equal) >= num_images:  # an encoder each, at one price
+            order = equal[:num_images].tolist()
             counts = dict.fromkeys(order, 1)
             return Assignment(order, counts, counts, dict.fromkeys(order, price), price)
-        counts, prices, order = {}, {}, []
-        for place in range(num_images):
-            if place:
-                following[e] = self.side_s(e, counts[e] + 1) + self.copy_s(e, d, counts[e] + 1)
-                e, price = _least(following)
+        side_s, units, copy_s = self._board.side_s, self._units, self.copy_s
+        counts, prices, order = {e: 1}, {e: price}, [e]
+        for _ in range(num_images - 1):
+            count = counts[e] + 1
+            following[e] = side_s(e, count, units) + copy_s(e, d, count)
+            e, price = _least(following)
             order.append(e)
             prices[e] = price
             counts[e] = counts.get(e, 0) + 1

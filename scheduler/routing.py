@@ -108,14 +108,16 @@ class Router:
         if self.policy == "article":
             return self._by_article(shape, pricing)
         if self.policy == "cost" or not shape.num_images:
-            choice = choose(self._pools, pricing, shape.num_images > 0, self._modes, self._plan.schedule.hysteresis)
+            how = (self._modes, self._plan.schedule.hysteresis, self._predicts)
+            choice = choose(self._pools, pricing, shape.num_images > 0, *how)
         else:
             choice = choose_mode(self._pools, pricing, "serial" if self.policy == "serial" else "split")
         if choice.d < 0:
             raise self._full(shape, pricing)
         if demand is not None and now_s is not None and choice.assignment is not None:
+            units = shape.image_units
             for e, num_images in choice.assignment.counts.items():
-                demand.send(e, self._pools.encode_s(e, num_images * shape.image_units))
+                demand.send(e, self._pools.encode_s(e, num_images * units))
         return self._told(shape, pricing, choice, None)
 
     def observe(self, stage: str, replica: str, predicted_s: float, observed_s: float) -> None:
@@ -199,20 +201,20 @@ class Router:
         encode_s = transfer_s = stall_s = side_s = 0.0
         stages: list[StageChoice] = []
         if assignment is not None:
-            dearest = -1
+            dearest, counts = -1, assignment.counts
+            names, places = pools.encoders, pools.encoder_places
             for e, price_s in assignment.prices.items():
-                stalled_s = pricing.stall_s(e, assignment.counts.get(e, 0)) if pools.sharing[e] else 0.0
-                weight = price_s if weights is None else weights[0]
-                stages.append(StageChoice("encode", pools.encoders[e], pools.encoder_places[e], weight))
+                stages.append(StageChoice("encode", names[e], places[e], weights[0] if weights else price_s))
+                stalled_s = pricing.stall_s(e, counts.get(e, 0))
                 stall_s += stalled_s
                 if price_s - stalled_s > side_s:
                     dearest, side_s = e, price_s - stalled_s
-            encode_s = pricing.ready_s(dearest, assignment.counts.get(dearest, 0))
+            encode_s = pricing.ready_s(dearest, counts.get(dearest, 0))
             transfer_s = pricing.copy_s(dearest, d, assignment.moved.get(dearest, 0))
             side_s = encode_s + transfer_s
         price_s, wait_s, prefill_s = pricing.price_s(d, side_s), pricing.waiting_s(d), pricing.prefill_s(d)
         finish_s = price_s - pricing.crowding_s(d)
-        weight = price_s if weights is None else weights[1]
+        weight = weights[1] if weights else price_s
         stages.append(StageChoice("decode", pools.decoders[d], pools.decoder_places[d], weight))
         load = pricing.decoder_loads[d]
         return Decision(

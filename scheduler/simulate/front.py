@@ -81,13 +81,19 @@ class Front:
             return
         if self._log is not None:
             self._note(live, "arrived")
-        if not self._has_place() and self._is_refused(live):
+        has_place = self._has_place()
+        if not has_place and self._is_refused(live):
             self.end(live, REFUSED)
             return
         if live.deadline_s is not None:
             self.agenda.at(live.deadline_s, self._expire, live)
-        self.room.enter(live, live.priority, live.deadline_s, self.agenda.now_s)
-        self._dispatch()
+        if has_place and not self.room:
+            self.room.pass_through(self.agenda.now_s)
+            self.serving.add(live)
+            self._start(live)
+        else:
+            self.room.enter(live, live.priority, live.deadline_s, self.agenda.now_s)
+            self._dispatch()
 
     def cancel(self, live: LiveRequest) -> None:
         """The client has left."""
@@ -143,12 +149,11 @@ class Front:
             self._decode((live, live.attempt))
             return
         live.images_left = len(decision.encoders)
-        shape, attempt = live.shape, live.attempt
-        keys = shape.image_keys or (None,) * live.images_left
+        keys, units = live.shape.image_keys or (None,) * live.images_left, live.shape.image_units
         for name, key in zip(decision.encoders, keys, strict=True):
             if self._log is not None:
                 self._note(live, "encode", name)
-            self._encoders[name].push(ImageOfRequest(live, attempt, key, shape.image_units))
+            self._encoders[name].push(ImageOfRequest(live, live.attempt, key, units))
 
     def image_done(self, job: ImageJob) -> None:
         """An embedding is in its encoder's store."""
@@ -176,13 +181,13 @@ class Front:
     def _copy_s(self, decision: Decision, units: float) -> float:
         """The control hop, and the copies from each encoder, one after the other."""
         pools, d, encoders = self._pools, self._d[decision.decoder], decision.encoders
+        starts_s, images_s, links = pools.start_s[d], pools.image_s[d], pools.link_names[d]
         seconds = pools.hop_s[d]
-        for name in encoders[:1] if len(encoders) == 1 else dict.fromkeys(encoders):
+        for name in encoders if len(encoders) == 1 else dict.fromkeys(encoders):
             e = self._e[name]
             moved = encoders.count(name) * units
-            seconds += pools.start_s[d][e] + moved * pools.image_s[d][e]
-            link = pools.links[d][e]
-            self._link_bytes["same device" if link is None else link.link] += moved * self._embedding_bytes
+            seconds += starts_s[e] + moved * images_s[e]
+            self._link_bytes[links[e]] += moved * self._embedding_bytes
         return seconds
 
     def _decode(self, what: tuple[LiveRequest, int]) -> None:

@@ -82,16 +82,6 @@ class ScriptedServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         """`step` once the gate is open."""
         return lambda context, ended: step(context, ended) if gate.wait(30) and not ended.is_set() else None
 
-    def together(self, num_calls: int, step: Step) -> Step:
-        """`step` once so many requests are here."""
-
-        def wait(context: grpc.ServicerContext, ended: threading.Event) -> service_pb2.ModelStreamInferResponse | None:
-            with self._changed:
-                are_here = self._changed.wait_for(lambda: len(self.requests) >= num_calls, 30)
-            return step(context, ended) if are_here else context.abort(grpc.StatusCode.ABORTED, "too few requests")
-
-        return wait
-
     # The service.
 
     def ModelStreamInfer(
@@ -99,14 +89,9 @@ class ScriptedServer(service_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> Iterator[service_pb2.ModelStreamInferResponse]:
         ended, played = threading.Event(), threading.Event()
         self._count(1)
-        if not context.add_callback(lambda: self._note_end(ended, played)):  # it has ended already
-            self._note_end(ended, played)
-            return
+        context.add_callback(lambda: self._note_end(ended, played))
         # Like Triton's stub, which would wait for us at shutdown: the client must have ended its side.
-        for request in requests:
-            with self._changed:
-                self.requests.append(request)
-                self._changed.notify_all()
+        self.requests.extend(requests)
         for step in self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]:
             response = step(context, ended)
             if ended.is_set():
@@ -165,7 +150,7 @@ class ScriptedServer(service_pb2_grpc.GRPCInferenceServiceServicer):
             self._num_open += change
             self._changed.notify_all()
 
-    def all_calls_ended(self, within_s: float = 30.0) -> bool:
+    def all_calls_ended(self, within_s: float = 5.0) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: self._num_open == 0, within_s)
 

@@ -19,7 +19,7 @@ from scheduler.loads import Load, Loads, RequestShape
 from scheduler.plan import Plan
 from scheduler.pools import Pools, costs_of, shares_device
 from scheduler.pricing import Pricing
-from scheduler.profile import DecodeTable
+from scheduler.profile import DecodeTable, ScheduleTable
 from scheduler.routing import Router
 from tests.unit.decisions.worlds import COSTS, every_placement, image_shape, loads, naive_price_s, plan
 
@@ -93,7 +93,7 @@ def pools_of(placed: Plan) -> Pools:
 
 def priced(placed: Plan, now: Loads, shape: RequestShape, sent_s: Sequence[float] = ()) -> Pricing:
     """All prices of a request; `sent_s` by encoder, of encoding in the second before."""
-    board = Board(pools_of(placed), limit=12, max_sequences=8, stall_weight=1.0)
+    board = Board(pools_of(placed), limit=12, max_sequences=8, stall_weight=placed.schedule.stall_weight)
     board.follow(now)
     if board.demand is not None and sent_s:
         board.demand.look(0.0)
@@ -134,11 +134,29 @@ def test_leaving_decoders_out_by_their_bound_leaves_out_no_better_one(
     assert found == (min(everything) if everything else None)
 
 
-@given(worlds(), st.integers(0, 3), st.lists(st.floats(0, 3), min_size=3, max_size=3))
+@given(worlds(most=6, has_keys=True), st.lists(shapes(), min_size=1, max_size=12))
+def test_who_explains_nothing_decides_the_same(world: tuple[Plan, Loads], asked: list[RequestShape]) -> None:
+    placed, now = world
+    told: list[list[object]] = [[], []]
+    for predicts in (True, False):
+        router = Router(placed, uneven, predicts=predicts)
+        for index, shape in enumerate(asked):
+            try:
+                decision = router.decide(shape, now, index * 0.1)
+            except (NoReplica, StagesFull) as error:
+                told[predicts].append(str(error))
+            else:
+                told[predicts].append((decision.encoders, decision.decoder, decision.mode, decision.reason_kind))
+
+    assert told[False] == told[True]
+
+
+@given(worlds(), st.integers(0, 3), st.lists(st.floats(0, 3), min_size=3, max_size=3), st.sampled_from((1.0, 0.3, 0)))
 def test_the_price_knows_what_devices_were_asked_to_encode(
-    world: tuple[Plan, Loads], num_images: int, sent_s: list[float]
+    world: tuple[Plan, Loads], num_images: int, sent_s: list[float], stall_weight: float
 ) -> None:
     placed, now = world
+    placed = placed.model_copy(update={"schedule": ScheduleTable(stall_weight=stall_weight)})
     shape = image_shape(num_images)
     pricing = priced(placed, now, shape, sent_s)
     memory_s = MEMORY_S * (1 - exp(-(1 + FIRST_S) / MEMORY_S))

@@ -114,6 +114,30 @@ def test_waiting_ageing_s_is_worth_one_step_of_priority(guests: list[Guest], ord
     assert room.take(0.0) is None
 
 
+@pytest.mark.parametrize("last", ["is taken", "leaves"])
+def test_passing_through_is_entering_and_being_taken(last: str) -> None:
+    waits_s = []
+    for passes in (False, True):
+        room: WaitingRoom[Guest] = WaitingRoom(10, AGEING_S)
+        guests = [enter(room, Guest(name)) for name in "ab"]
+        room.take(1.0)
+        if last == "is taken":
+            room.take(3.0)
+        else:
+            room.remove({id(guest) for guest in guests})
+        if passes:
+            room.pass_through(8.0)
+        else:
+            enter(room, Guest("c"))
+            room.take(8.0)
+        enter(room, Guest("d"))
+        room.take(9.0)
+        waits_s.append(room.wait_s(0, 9.0, turn_s=50.0))
+
+    assert waits_s[0] == waits_s[1]
+    assert waits_s[0] == (2.0 if last == "is taken" else 7.0)
+
+
 @pytest.mark.parametrize("leaving", ["a", "ab", "c", "bf", "ad", "abcde"])
 def test_who_leaves_does_not_disturb_the_order(leaving: str) -> None:
     room: WaitingRoom[Guest] = WaitingRoom(10, AGEING_S)
