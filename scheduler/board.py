@@ -28,6 +28,9 @@ instead of 0.99 (`benchmarks.sides`).
 MOST_KEPT = 16
 """Columns of encode prices that are kept, by size and number of images; with more, the oldest makes room."""
 
+MOST_CHANGES = 1000
+"""Changes of encoders that are remembered; with more, all columns are reckoned anew when they are next asked for."""
+
 
 class Board:
     """The loads of one server by index: e counts encoders, d decoders. Owned by its router.
@@ -60,8 +63,12 @@ class Board:
         self.reading: set[int] = set()
         self._limit, self._max_sequences, self.stall_weight = limit, max_sequences, stall_weight
         self.demand = Demand(pools, stall_weight) if follows_demand and any(pools.own) else None
-        # By size and number of images: a column of prices, and the encoders at which it is out of date.
-        self._side_s: dict[tuple[float, int], tuple[Column, set[int]]] = {}
+        # By size and number of images: a column of prices, and how many of the changes it knows.
+        self._side_s: dict[tuple[float, int], tuple[Column, int]] = {}
+        self._changes: list[int] = []  # encoders, in the order in which their prices changed
+        self._most_images = 0  # of a column that is kept
+        self._slots: list[int | None] = [None] * num_encoders  # as last looked at; then the images and tokens waiting
+        self._waiting = [(0, 0)] * num_encoders
         self._loads: Loads | None = None
         self._e = {name: index for index, name in enumerate(pools.encoders)}
         self._d = {name: index for index, name in enumerate(pools.decoders)}
@@ -99,17 +106,20 @@ class Board:
 
     def sides_s(self, num_images: int, units: float) -> Column:
         """By e: `side_s`. Not to be changed."""
-        found = self._side_s.get((units, num_images))
+        key, changes = (units, num_images), self._changes
+        found = self._side_s.get(key)
         if found is None:
             if len(self._side_s) >= MOST_KEPT:
                 del self._side_s[next(iter(self._side_s))]
+            self._most_images = max(self._most_images, num_images)
             values = [self.side_s(e, num_images, units) for e in range(len(self.encoder_loads))]
-            found = self._side_s[units, num_images] = (np.array(values, dtype=np.float64), set())
-        column, outdated = found
-        if outdated:
-            for e in outdated:
+            self._side_s[key] = column, _ = np.array(values, dtype=np.float64), len(changes)
+            return column
+        column, num_known = found
+        if num_known < len(changes):
+            for e in set(changes[num_known:]):
                 column[e] = self.side_s(e, num_images, units)
-            outdated.clear()
+            self._side_s[key] = column, len(changes)
         return column
 
     def side_s(self, e: int, num_images: int, units: float) -> float:
@@ -136,13 +146,24 @@ class Board:
         load = loads.encoders.get(self.pools.encoders[e])
         if load is not None and not load.is_available:
             load = None
-        self.num_encoders += (load is not None) - (self.encoder_loads[e] is not None)
-        self.encoder_loads[e] = load
+        before = self.encoder_loads[e]
+        if load is not before:
+            self.num_encoders += (load is not None) - (before is not None)
+            self.encoder_loads[e] = load
+        elif load is not None and self._waiting[e] == (load.pending_images, load.pending_tokens):
+            slots, had = load.free_slots, self._slots[e]
+            if slots is not None and had is not None and min(slots, had) >= self._most_images:
+                self._slots[e] = slots
+                return  # of its slots there are more than enough, before and now
+        if load is not None:
+            self._slots[e], self._waiting[e] = load.free_slots, (load.pending_images, load.pending_tokens)
         self._reckon(e)
 
     def _reckon(self, e: int) -> None:
-        for _, outdated in self._side_s.values():
-            outdated.add(e)
+        if len(self._changes) >= MOST_CHANGES:
+            self._changes.clear()
+            self._side_s.clear()
+        self._changes.append(e)
 
     def _look_at_decoder(self, d: int, loads: Loads) -> None:
         load = loads.decoders.get(self.pools.decoders[d])
@@ -155,13 +176,13 @@ class Board:
         running = 0 if load is None else load.running
         self._num_running += running - self._running[d]
         self._running[d], self._sharing[d] = running, running + 1
-        is_open = load is not None and load.running < self._limit
+        is_open = load is not None and running < self._limit
         excess, free_tokens = 0.0, inf
         if load is not None and is_open:
-            _, weight_s, context_s, sequence_s = self.pools.decode_rates[d][:4]
-            self.read_s[d] = weight_s + load.pending_tokens * context_s
-            self.compute_s[d] = (load.running + 1) * sequence_s
-            over = load.running - self._max_sequences + 1
+            rates = self.pools.decode_rates[d]
+            self.read_s[d] = rates[1] + load.pending_tokens * rates[2]
+            self.compute_s[d] = (running + 1) * rates[3]
+            over = running - self._max_sequences + 1
             excess = over / self._max_sequences if over > 0 else 0.0
             free_tokens = inf if load.free_kv_tokens is None else load.free_kv_tokens
         else:

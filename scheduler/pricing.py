@@ -138,10 +138,11 @@ class Pricing:
             tail_s += generate_s * (self._crowding + board.ones)
         self.tail_s = tail_s
         side_s = self._side_bounds() if shape.num_images else None
-        key = shape.prefix_key
-        with_prefix = set() if key is None else {d for d in board.reading if self._has_prefix(d, key)}
-        if self._with_images or with_prefix:
-            self._look_at_caching(self._with_images | with_prefix, side_s)
+        key, having = shape.prefix_key, self._with_images
+        if key is not None:
+            having = having | {d for d in board.reading if self._has_prefix(d, key)}
+        if having:
+            self._look_at_caching(having, side_s)
         if side_s is None:
             self.bounds: Column = tail_s if self.wait_s is None else self.wait_s + tail_s
         else:

@@ -108,20 +108,20 @@ class SimulatedDecoder:
 
     def _step_done(self) -> None:
         duration_s = self._agenda.now_s - self._began_s
-        run, chunks = self._run, self._chunks
-        num_prompt_tokens = sum([tokens for _, tokens in chunks])
+        run, chunks, num_decoding = self._run, self._chunks, self._num_decoding
+        num_prompt_tokens = sum([tokens for _, tokens in chunks]) if chunks else 0
         if self.span is not None:
-            self.span(self.name, self._began_s, 0, self._num_decoding, num_prompt_tokens)
+            self.span(self.name, self._began_s, 0, num_decoding, num_prompt_tokens)
         if run is not None:
             self._run = None
             num_steps = run.num_steps
             last_s = run.last_s() if num_steps > 1 else duration_s
-            self._budget.learn(self._num_decoding, 0, last_s, num_steps)
+            self._budget.learn(num_decoding, 0, last_s, num_steps)
             self._advance(num_steps)
         else:
-            self._budget.learn(self._num_decoding, num_prompt_tokens, duration_s)
-            self._advance(1 if self._num_decoding else 0)
-            self.num_steps += not self._num_decoding
+            self._budget.learn(num_decoding, num_prompt_tokens, duration_s)
+            self._advance(1 if num_decoding else 0)
+            self.num_steps += not num_decoding
             self._chunks = []
         ends, num_steps = self._ends, self.num_steps
         while ends and ends[0][0] <= num_steps:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.decision import Decision, NoReplica, StagesFull
@@ -81,14 +81,18 @@ events = st.lists(
 )
 
 
-@given(st.sampled_from([(2, 2), (1, 3)]), st.booleans(), events)
+@given(st.sampled_from([(2, 2), (1, 3)]), st.booleans(), st.sampled_from([64, 3, 1]), events)
+@settings(max_examples=200)
 def test_a_router_that_is_told_of_changes_decides_as_one_that_looks_at_everything(
-    sizes: tuple[int, int], is_hybrid: bool, happened: list[tuple[str, int, int, int]]
+    sizes: tuple[int, int], is_hybrid: bool, slots: int, happened: list[tuple[str, int, int, int]]
 ) -> None:
     devices = [f"cuda:{n}" for n in range(4)]
     decoders = devices[: sizes[1]] if is_hybrid else devices[-sizes[1] :]
     placed = plan(devices[: sizes[0]], decoders, decode=DecodeTable(max_sequences=2, max_waiting=2), hysteresis=0.0)
-    told, kept = Router(placed, COSTS), Ledger(Router(placed, COSTS).idle())
+    idle = Router(placed, COSTS).idle()
+    for load in idle.encoders.values():
+        load.free_slots = slots
+    told, kept = Router(placed, COSTS), Ledger(idle)
     names = [*kept.loads.encoders, *kept.loads.decoders]
     places: list[Place] = []
     for what, at, num_images, image_tokens in happened:
