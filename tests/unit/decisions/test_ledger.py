@@ -11,7 +11,7 @@ from scheduler.ledger import Ledger, Place
 from scheduler.loads import Load, Loads, RequestShape
 from scheduler.profile import DecodeTable
 from scheduler.routing import Router
-from tests.unit.decisions.worlds import COSTS, plan
+from tests.unit.decisions.worlds import COSTS, image_shape, plan
 
 SPREAD = Decision(("e0", "e1", "e0"), "d0", "split", "cost", "fan_out")
 SHAPE = RequestShape(3, 1800, 200, image_keys=(b"cat", b"dog", b"owl"))
@@ -68,6 +68,26 @@ def test_it_knows_which_encoder_has_an_image_until_the_store_drops_it() -> None:
     kept.set_available("e0", False)
     assert kept.loads.holders == {b"dog": {"e1"}}
     assert not kept.loads.encoders["e0"].is_available
+
+
+def test_a_store_that_has_room_again_is_as_cheap_as_before() -> None:
+    placed = plan(["cuda:0", "cuda:1"], ["cuda:2"])
+    router, shape = Router(placed, COSTS), image_shape()
+    kept = Ledger(router.idle())
+    for load in kept.loads.encoders.values():
+        load.free_slots = 1
+
+    places, chosen = [], []
+    for _ in range(2):
+        decision = router.decide(shape, kept.loads)
+        places.append(kept.take(decision, shape))
+        kept.note_encoded(places[-1])
+        chosen.append(decision.encoder)
+    full = router.decide(shape, kept.loads)
+    kept.give_back(places[1])
+
+    assert (chosen, full.encoder) == (["e0", "e1"], "e0")
+    assert router.decide(shape, kept.loads).encoder == "e1"
 
 
 events = st.lists(
