@@ -39,6 +39,42 @@ class Board:
     what encoders were sent counts where they share a device with a decoder.
     """
 
+    __slots__ = (
+        "_changes",
+        "_counts",
+        "_d",
+        "_e",
+        "_limit",
+        "_loads",
+        "_max_sequences",
+        "_most_images",
+        "_num_running",
+        "_running",
+        "_sharing",
+        "_side_s",
+        "_slots",
+        "_states",
+        "_waiting",
+        "beside",
+        "caching",
+        "compute_s",
+        "decoder_loads",
+        "demand",
+        "encoder_loads",
+        "excess",
+        "free_tokens",
+        "has_excess",
+        "has_free_tokens",
+        "num_decoders",
+        "num_encoders",
+        "num_open",
+        "ones",
+        "pools",
+        "read_s",
+        "reading",
+        "stall_weight",
+    )
+
     def __init__(
         self, pools: Pools, limit: int, max_sequences: int, stall_weight: float, follows_demand: bool = True
     ) -> None:

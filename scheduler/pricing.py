@@ -36,6 +36,27 @@ NOBODY: Column = np.empty(0)
 class Pricing:
     """The prices of one request under the loads that `board` follows."""
 
+    __slots__ = (
+        "_assigned",
+        "_board",
+        "_cheapest",
+        "_crowding",
+        "_first_s",
+        "_generate_s",
+        "_pools",
+        "_units",
+        "_with_images",
+        "bounds",
+        "decoder_loads",
+        "encoder_loads",
+        "holders",
+        "num_encoders",
+        "num_open",
+        "shape",
+        "tail_s",
+        "wait_s",
+    )
+
     def __init__(self, board: Board, shape: RequestShape, loads: Loads) -> None:
         self._board, self._pools = board, board.pools
         self.shape = shape

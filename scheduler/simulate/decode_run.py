@@ -44,15 +44,17 @@ class DecodeRun:
 
     def cut(self, elapsed_s: float) -> float:
         """Ends the run with the step that is going on after `elapsed_s`; how long it takes then."""
-        least, most = 1, self.num_steps
-        guess = self._guess(elapsed_s)
-        num_steps = min(max(guess, least), most)
-        while num_steps > least and self.seconds(num_steps - 1) >= elapsed_s:
+        most, num_steps = self.num_steps, self._guess(elapsed_s)
+        if num_steps > most:
+            num_steps = most
+        while num_steps > 1 and self.seconds(num_steps - 1) >= elapsed_s:
             num_steps -= 1
-        while num_steps < most and self.seconds(num_steps) < elapsed_s:
+        seconds = self.seconds(num_steps)
+        while num_steps < most and seconds < elapsed_s:
             num_steps += 1
+            seconds = self.seconds(num_steps)
         self.num_steps = num_steps
-        return self.seconds(num_steps)
+        return seconds
 
     def _guess(self, elapsed_s: float) -> int:
         """About how many steps take so long: the root of `seconds`."""

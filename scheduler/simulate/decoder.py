@@ -235,17 +235,13 @@ class SimulatedDecoder:
         num_free = count_free_tokens(self._num_decoding + num_last, self._max_step_tokens, self._budget)
         for sequence in self._started:
             if num_free > 0 and not 0 < sequence.num_computed == sequence.known - 1:
-                num_free -= self._add_chunk(sequence, num_free, chunks)
+                chunks.append((sequence, min(num_free, sequence.known - sequence.num_computed)))
+                num_free -= chunks[-1][1]
         while not has_preempted and num_free > 0 and self.waiting and self._has_room(self.waiting[0]):
-            num_free -= self._add_chunk(self._admit(), num_free, chunks)
+            sequence = self._admit()
+            chunks.append((sequence, min(num_free, sequence.known)))
+            num_free -= chunks[-1][1]
         return chunks, num_last
-
-    def _add_chunk(
-        self, sequence: SimulatedSequence, num_free: int, chunks: list[tuple[SimulatedSequence, int]]
-    ) -> int:
-        num_tokens = min(num_free, sequence.known - sequence.num_computed)
-        chunks.append((sequence, num_tokens))
-        return num_tokens
 
     def _step_seconds(self, chunks: list[tuple[SimulatedSequence, int]], num_last: int) -> float:
         """The first `num_last` chunks are the last tokens of their prompts."""
