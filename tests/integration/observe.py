@@ -44,7 +44,7 @@ def num_threads(server: Server, model: str) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
     """Polls until the condition holds; whether it did in time."""
     until = time.monotonic() + timeout_s
     while not condition():
@@ -52,6 +52,18 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def generated_at_the_end(server: Server) -> float:
+    """The tokens that were generated in all, once no more are: the counter is told four times a second."""
+
+    def stands_still() -> bool:
+        before = metric(server, "vlm_relay_generated_tokens_total")
+        time.sleep(0.5)
+        return metric(server, "vlm_relay_generated_tokens_total") == before
+
+    assert wait_until(stands_still)
+    return metric(server, "vlm_relay_generated_tokens_total")
 
 
 def assert_idle(server: Server) -> None:

@@ -57,16 +57,16 @@ def test_an_order_to_drain_loses_no_request_and_the_stop_after_it_is_quick(probe
     drained: list[tuple[int, str]] = []
     assert get(f"{url}/health/ready") == (200, "answers")
     with RelayClient(address) as client:
-        streams = [client.stream(QUESTION, images=[PICTURE], max_tokens=600, ignore_eos=True) for _ in range(4)]
+        streams = [client.stream(QUESTION, images=[PICTURE], max_tokens=1400, ignore_eos=True) for _ in range(4)]
         for stream in streams:
             stream.__enter__()
             next(iter(stream))
-        order = threading.Thread(target=lambda: drained.append(get(f"{url}/drain?after_s=1", 60)))
+        order = threading.Thread(target=lambda: drained.append(get(f"{url}/drain?after_s=2", 60)))
         order.start()
         assert wait_until(lambda: get(f"{url}/health/ready") == (503, "draining"))
         assert get(f"{url}/health/live") == (200, "draining")
         assert client.ask("Who are you?", max_tokens=1).num_output_tokens == 1  # not ready, and still serving
-        time.sleep(1.2)
+        time.sleep(2.2)
         with pytest.raises(Overloaded) as refused:
             client.ask("Who are you?", max_tokens=1)
         assert refused.value.retry_after_s == 5.0
@@ -74,7 +74,7 @@ def test_an_order_to_drain_loses_no_request_and_the_stop_after_it_is_quick(probe
             for _ in stream:
                 pass
             stream.__exit__(None, None, None)
-            assert (stream.answer.finish_reason, stream.answer.num_output_tokens) == ("length", 600)
+            assert (stream.answer.finish_reason, stream.answer.num_output_tokens) == ("length", 1400)
     order.join()
     assert drained == [(200, "drained")]
     began = time.monotonic()

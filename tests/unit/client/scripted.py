@@ -82,6 +82,16 @@ class ScriptedServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         """`step` once the gate is open."""
         return lambda context, ended: step(context, ended) if gate.wait(30) and not ended.is_set() else None
 
+    def together(self, num_calls: int, step: Step) -> Step:
+        """`step` once so many requests are here."""
+
+        def wait(context: grpc.ServicerContext, ended: threading.Event) -> service_pb2.ModelStreamInferResponse | None:
+            with self._changed:
+                are_here = self._changed.wait_for(lambda: len(self.requests) >= num_calls, 30)
+            return step(context, ended) if are_here else context.abort(grpc.StatusCode.ABORTED, "too few requests")
+
+        return wait
+
     # The service.
 
     def ModelStreamInfer(
@@ -89,9 +99,14 @@ class ScriptedServer(service_pb2_grpc.GRPCInferenceServiceServicer):
     ) -> Iterator[service_pb2.ModelStreamInferResponse]:
         ended, played = threading.Event(), threading.Event()
         self._count(1)
-        context.add_callback(lambda: self._note_end(ended, played))
+        if not context.add_callback(lambda: self._note_end(ended, played)):  # it has ended already
+            self._note_end(ended, played)
+            return
         # Like Triton's stub, which would wait for us at shutdown: the client must have ended its side.
-        self.requests.extend(requests)
+        for request in requests:
+            with self._changed:
+                self.requests.append(request)
+                self._changed.notify_all()
         for step in self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]:
             response = step(context, ended)
             if ended.is_set():
@@ -150,7 +165,7 @@ class ScriptedServer(service_pb2_grpc.GRPCInferenceServiceServicer):
             self._num_open += change
             self._changed.notify_all()
 
-    def all_calls_ended(self, within_s: float = 5.0) -> bool:
+    def all_calls_ended(self, within_s: float = 30.0) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: self._num_open == 0, within_s)
 

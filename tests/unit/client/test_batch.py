@@ -198,7 +198,7 @@ def test_two_batches_never_write_one_file(server: ScriptedServer, tmp_path: Path
 
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 130
-    assert server.cancelled.wait(5)
+    assert server.cancelled.wait(30)
 
 
 def test_a_server_that_comes_back_is_found_again(server: ScriptedServer, tmp_path: Path) -> None:

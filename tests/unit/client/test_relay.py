@@ -135,7 +135,7 @@ def test_leaving_a_stream_early_cancels_on_the_server(server: ScriptedServer, cl
         for _ in stream:
             break
 
-    assert server.cancelled.wait(5)
+    assert server.cancelled.wait(30)
 
 
 def test_closing_from_another_thread_ends_a_waiting_stream(server: ScriptedServer, client: RelayClient) -> None:
@@ -147,7 +147,7 @@ def test_closing_from_another_thread_ends_a_waiting_stream(server: ScriptedServe
         with pytest.raises(Cancelled, match="closed before the answer was complete"):
             next(stream)
 
-    assert server.cancelled.wait(5)
+    assert server.cancelled.wait(30)
 
 
 def test_closing_the_client_ends_its_streams(server: ScriptedServer) -> None:
@@ -192,7 +192,7 @@ def test_an_error_that_is_not_followed_by_an_end_leaves_no_call_open(
     with pytest.raises(InvalidRequest, match="max_tokens"):
         client.ask("What?", max_tokens=0)
 
-    assert server.cancelled.wait(5)
+    assert server.cancelled.wait(30)
 
 
 def test_an_end_without_the_final_response_is_an_error(server: ScriptedServer, client: RelayClient) -> None:
@@ -224,7 +224,7 @@ def test_a_server_that_never_answers_ends_at_the_deadline(server: ScriptedServer
     with RelayClient(server.address, deadline_grace_s=0.1) as client, pytest.raises(DeadlineExceeded):
         client.ask("What?", deadline_s=0.1)
 
-    assert server.cancelled.wait(5)
+    assert server.cancelled.wait(30)
 
 
 def test_a_missing_image_is_told_before_anything_is_sent(server: ScriptedServer, client: RelayClient) -> None:

@@ -106,7 +106,7 @@ class Gateway:
 
     def is_idle(self) -> bool:
         """Whether, after a moment, no completion is in flight."""
-        until = time.monotonic() + 5
+        until = time.monotonic() + 30
         while self.metric("vlm_relay_gateway_in_flight_requests") and time.monotonic() < until:
             time.sleep(0.01)
         return self.metric("vlm_relay_gateway_in_flight_requests") == 0

@@ -25,7 +25,7 @@ time.sleep(60)
 """
 
 
-def wait_until(condition: object, timeout_s: float = 10.0) -> bool:
+def wait_until(condition: object, timeout_s: float = 30.0) -> bool:
     until = time.monotonic() + timeout_s
     while not condition():  # type: ignore[operator]
         if time.monotonic() > until:
@@ -40,28 +40,38 @@ class Stages:
     def __init__(self, *alive: str) -> None:
         self.alive = set(alive)
         self.events: list[str] = []
+        self.num_looks = 0
 
     def watch(self, *names: str) -> PulseWatch:
         return PulseWatch(
             names,
-            is_alive=lambda name: name in self.alive,
+            is_alive=self._is_alive,
             on_death=lambda name: self.events.append(f"death {name}"),
             on_return=lambda name: self.events.append(f"return {name}"),
             look_s=0.005,
         )
 
+    def _is_alive(self, name: str) -> bool:
+        self.num_looks += 1
+        return name in self.alive
+
+    def wait_for_looks(self, count: int) -> None:
+        """So many more; each replica is looked at in turn."""
+        until = self.num_looks + count
+        assert wait_until(lambda: self.num_looks >= until)
+
 
 def test_deaths_and_returns_are_told_once_each_and_of_the_right_one() -> None:
     stages = Stages("a", "b")
     watch = stages.watch("a", "b")
-    time.sleep(0.05)
+    stages.wait_for_looks(4)
     for _ in range(2):
         stages.events.clear()
         stages.alive.discard("b")
         assert wait_until(lambda: stages.events == ["death b"])
         stages.alive.add("b")
         assert wait_until(lambda: stages.events == ["death b", "return b"])
-    time.sleep(0.05)
+    stages.wait_for_looks(10)
     watch.close()
     assert stages.events == ["death b", "return b"]
 
@@ -69,9 +79,9 @@ def test_deaths_and_returns_are_told_once_each_and_of_the_right_one() -> None:
 def test_a_replica_that_is_still_loading_has_not_died_and_does_not_return() -> None:
     stages = Stages()
     watch = stages.watch("a")
-    time.sleep(0.05)
+    stages.wait_for_looks(5)
     stages.alive.add("a")
-    time.sleep(0.05)
+    stages.wait_for_looks(5)
     watch.close()
     assert stages.events == []
 
@@ -106,7 +116,7 @@ def test_a_killed_process_has_no_pulse_at_once(tmp_path: Path) -> None:
     assert is_beating(path, time.monotonic())
     process.send_signal(signal.SIGKILL)
     # Not yet waited for: a zombie, as Triton leaves its stubs.
-    assert wait_until(lambda: not is_beating(path, time.monotonic()), 2.0)
+    assert wait_until(lambda: not is_beating(path, time.monotonic()))
     process.wait()
     assert not is_beating(path, time.monotonic())
 
@@ -134,7 +144,7 @@ os._exit(0)
     orphan = int(process.stdout.readline())
     process.wait()
     assert process_start(orphan) is not None
-    assert wait_until(lambda: process_start(orphan) is None, 5.0)
+    assert wait_until(lambda: process_start(orphan) is None)
 
 
 def test_a_process_that_hangs_loses_its_pulse(tmp_path: Path) -> None:
