@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import queue
 import threading
 import urllib.error
 import urllib.request
@@ -15,37 +16,59 @@ from client import RelayClient
 from launcher.server import Server
 from tests.integration.observe import PICTURE, QUESTION, assert_idle, metric, wait_until
 
-NUM_LOW = 64
+NUM_LOW = 24
 
 
-def test_an_urgent_request_behind_64_others_starts_next(server: Server) -> None:
-    lock = threading.Lock()
-    begun: list[str] = []
+class Holder:
+    """Keeps a place at the decoder until it is told to leave."""
 
-    def ask(name: str, priority: int, num_tokens: int) -> None:
-        options = {"max_tokens": num_tokens, "ignore_eos": True, "priority": priority}
-        with client.stream("Count from one to twenty.", **options) as stream:
+    def __init__(self, client: RelayClient) -> None:
+        self.has_begun, self.may_leave = threading.Event(), threading.Event()
+        self._client = client
+
+    def hold(self) -> None:
+        with self._client.stream("Count from one to twenty.", max_tokens=1900, ignore_eos=True) as stream:
+            for _ in stream:
+                self.has_begun.set()
+                if self.may_leave.is_set():
+                    break
+
+
+def test_an_urgent_request_behind_others_starts_next(server: Server) -> None:
+    """All places are held; what waits at the decoder already starts before the urgent one, nobody else does."""
+    decode, begun = server.plan.decode, queue.SimpleQueue[str]()
+
+    def ask(name: str, priority: int) -> None:
+        with client.stream("Count from one to twenty.", max_tokens=2, ignore_eos=True, priority=priority) as stream:
             for number, _ in enumerate(stream):
                 if number == 0:
-                    with lock:
-                        begun.append(name)
+                    begun.put(name)
 
-    with RelayClient(f"127.0.0.1:{server.ports.grpc}") as client, ThreadPoolExecutor(NUM_LOW + 1) as pool:
+    with (
+        RelayClient(f"127.0.0.1:{server.ports.grpc}") as client,
+        ThreadPoolExecutor(decode.max_sequences + decode.max_waiting + NUM_LOW + 1) as pool,
+    ):
+        holders = [Holder(client) for _ in range(decode.max_sequences + decode.max_waiting)]
         admitted = metric(server, "vlm_relay_admitted_total")
-        # Of different lengths, so that places become free one after the other.
-        tasks = [pool.submit(ask, "low", 10, 150 + 10 * number) for number in range(NUM_LOW)]
-        assert wait_until(lambda: metric(server, "vlm_relay_waiting_requests") >= 12, 60)
-        tasks.append(pool.submit(ask, "urgent", -10, 1))
-        # From when it has come to the scheduler: on a busy machine its client and Triton take long to bring it there.
-        assert wait_until(lambda: metric(server, "vlm_relay_admitted_total") - admitted > NUM_LOW, 60)
-        with lock:
-            num_before = len(begun)
+        try:
+            tasks = [pool.submit(holder.hold) for holder in holders]
+            assert wait_until(lambda: sum(holder.has_begun.is_set() for holder in holders) == decode.max_sequences)
+            assert wait_until(lambda: metric(server, "vlm_relay_admitted_total") - admitted == len(holders))
+            tasks += [pool.submit(ask, "low", 10) for _ in range(NUM_LOW)]
+            assert wait_until(lambda: metric(server, "vlm_relay_waiting_requests") == NUM_LOW)
+            tasks.append(pool.submit(ask, "urgent", -10))
+            assert wait_until(lambda: metric(server, "vlm_relay_waiting_requests") == NUM_LOW + 1)
+
+            for holder in [holder for holder in holders if holder.has_begun.is_set()][: decode.max_waiting + 1]:
+                holder.may_leave.set()
+
+            assert begun.get(timeout=60) == "urgent"
+        finally:
+            for holder in holders:
+                holder.may_leave.set()
         for task in tasks:
             task.result(timeout=120)
-    # Those that wait at the decoder already may start before it; nobody behind them does.
-    num_between = begun.index("urgent") - num_before
-    assert num_before + num_between < NUM_LOW - 8, "there was nobody to overtake"
-    assert num_between <= server.plan.decode.max_waiting + 2, f"{num_between} others began before the urgent one"
+    assert [begun.get(timeout=0) for _ in range(NUM_LOW)] == ["low"] * NUM_LOW
     assert_idle(server)
 
 
