@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import queue
 import threading
 import urllib.error
 import urllib.request
@@ -22,12 +21,13 @@ NUM_LOW = 24
 class Holder:
     """Keeps a place at the decoder until it is told to leave."""
 
-    def __init__(self, client: RelayClient) -> None:
+    def __init__(self, client: RelayClient, priority: int = 0, max_tokens: int = 1900) -> None:
         self.has_begun, self.may_leave = threading.Event(), threading.Event()
         self._client = client
+        self._options = {"priority": priority, "max_tokens": max_tokens, "ignore_eos": True}
 
     def hold(self) -> None:
-        with self._client.stream("Count from one to twenty.", max_tokens=1900, ignore_eos=True) as stream:
+        with self._client.stream("Count from one to twenty.", **self._options) as stream:
             for _ in stream:
                 self.has_begun.set()
                 if self.may_leave.is_set():
@@ -36,39 +36,37 @@ class Holder:
 
 def test_an_urgent_request_behind_others_starts_next(server: Server) -> None:
     """All places are held; what waits at the decoder already starts before the urgent one, nobody else does."""
-    decode, begun = server.plan.decode, queue.SimpleQueue[str]()
-
-    def ask(name: str, priority: int) -> None:
-        with client.stream("Count from one to twenty.", max_tokens=2, ignore_eos=True, priority=priority) as stream:
-            for number, _ in enumerate(stream):
-                if number == 0:
-                    begun.put(name)
+    decode = server.plan.decode
+    num_places = decode.max_sequences + decode.max_waiting
 
     with (
         RelayClient(f"127.0.0.1:{server.ports.grpc}") as client,
-        ThreadPoolExecutor(decode.max_sequences + decode.max_waiting + NUM_LOW + 1) as pool,
+        ThreadPoolExecutor(num_places + NUM_LOW + 1) as pool,
     ):
-        holders = [Holder(client) for _ in range(decode.max_sequences + decode.max_waiting)]
+        holders = [Holder(client) for _ in range(num_places)]
+        # Of the low ones little is wanted, or the last would be refused: it would wait for too long.
+        low, urgent = [Holder(client, 10, 2) for _ in range(NUM_LOW)], Holder(client, -10)
         admitted = metric(server, "vlm_relay_admitted_total")
         try:
             tasks = [pool.submit(holder.hold) for holder in holders]
             assert wait_until(lambda: sum(holder.has_begun.is_set() for holder in holders) == decode.max_sequences)
             assert wait_until(lambda: metric(server, "vlm_relay_admitted_total") - admitted == len(holders))
-            tasks += [pool.submit(ask, "low", 10) for _ in range(NUM_LOW)]
+            tasks += [pool.submit(holder.hold) for holder in low]
             assert wait_until(lambda: metric(server, "vlm_relay_waiting_requests") == NUM_LOW)
-            tasks.append(pool.submit(ask, "urgent", -10))
+            tasks.append(pool.submit(urgent.hold))
             assert wait_until(lambda: metric(server, "vlm_relay_waiting_requests") == NUM_LOW + 1)
 
             for holder in [holder for holder in holders if holder.has_begun.is_set()][: decode.max_waiting + 1]:
                 holder.may_leave.set()
 
-            assert begun.get(timeout=60) == "urgent"
+            assert wait_until(urgent.has_begun.is_set)
+            assert not any(holder.has_begun.is_set() for holder in low)
         finally:
-            for holder in holders:
+            for holder in [*holders, *low, urgent]:
                 holder.may_leave.set()
         for task in tasks:
             task.result(timeout=120)
-    assert [begun.get(timeout=0) for _ in range(NUM_LOW)] == ["low"] * NUM_LOW
+    assert all(holder.has_begun.is_set() for holder in low)
     assert_idle(server)
 
 
