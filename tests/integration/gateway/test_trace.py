@@ -94,9 +94,10 @@ def test_a_trace_goes_from_the_gateway_to_the_decoder_and_its_times_add_up(
 
 def _share_of_the_stages(collector: Collector, trace: str, above: str, client_s: float) -> float:
     """Checks one trace; what part of the client's time its stages account for."""
-    arrived = lambda: all(collector.named(name, trace) for name in ("InferRequest", "request", "decode"))  # noqa: E731
-    assert wait_until(arrived, EXPORT_S), {span.name for span in collector.spans}
-    assert wait_until(lambda: bool(collector.named("POST /v1/chat/completions", trace)), EXPORT_S)
+    names = {"POST /v1/chat/completions", "InferRequest", "llava", "request", *STAGES}
+    assert wait_until(lambda: all(collector.named(name, trace) for name in names), 2 * EXPORT_S), names - {
+        span.name for span in collector.spans if span.trace == trace
+    }
     door = only(collector.named("POST /v1/chat/completions", trace))
     triton = only(collector.named("InferRequest", trace))
     model = only(collector.named("llava", trace))
@@ -122,7 +123,11 @@ def test_a_request_without_a_context_leaves_no_trace_when_the_share_is_zero(
     before = {span.trace for span in collector.spans}
     ask(gateway, 8, {})
     mark = "5" * 32
-    ask(gateway, 8, {"traceparent": f"00-{mark}-{'6' * 16}-01"})
 
-    assert wait_until(lambda: bool(collector.named("InferRequest", mark)), EXPORT_S)
+    for _ in range(3):  # once in some 150 runs nothing of Triton came
+        ask(gateway, 8, {"traceparent": f"00-{mark}-{'6' * 16}-01"})
+        if wait_until(lambda: bool(collector.named("InferRequest", mark)), EXPORT_S):
+            break
+
+    assert collector.named("InferRequest", mark)
     assert {span.trace for span in collector.spans} - before == {mark}
