@@ -27,8 +27,9 @@ from python_backend.checkpoint import PROJECT_ROOT, read_facts, resolve
 from scheduler.simulate.workload import poisson
 
 PROFILE = PROJECT_ROOT / "deploy" / "profiles" / "cpu_pools.toml"
-# Share of the capacity, seconds; near it chance is largest, and evens out in a longer run only.
-LOADS = {"light": (0.3, 30.0), "near capacity": (0.85, 120.0), "over": (1.5, 30.0)}
+# Share of the capacity, seconds, and how often, from an empty server: near capacity chance is largest.
+LOADS = {"light": (0.3, 30.0, 1), "near capacity": (0.85, 60.0, 5), "over": (1.5, 30.0, 1)}
+BETWEEN_S = 8.0
 OUTPUT_TOKENS = 32
 NUM_ALONE, PAUSE_S = 40, 0.5  # requests that find everything idle
 NUM_CLOSED, NUM_USERS = 400, 80  # the closed loop that shows the capacity: as many as both decoders hold
@@ -111,6 +112,16 @@ def _told(outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def arrivals(rate_per_s: float, seconds: float, times: int) -> list[float]:
+    """Poisson arrivals for so many seconds, several times over, with pauses in which the queue empties."""
+    chance, arrived_s, began_s = np.random.default_rng(3), list[float](), 0.0
+    for _ in range(times):
+        piece_s = began_s + poisson(int(rate_per_s * seconds), rate_per_s, chance)
+        arrived_s += piece_s.tolist()
+        began_s = arrived_s[-1] + BETWEEN_S
+    return arrived_s
+
+
 def capacity_of(run: dict[str, Any]) -> float:
     """Requests a second that a real closed loop ended."""
     return pace(np.sort([each["at_s"] + each["total_s"] for each in run["outcomes"]]))
@@ -144,10 +155,9 @@ def record_run() -> dict[str, Any]:
         idle, alone = load("idle", []), load("alone", one_by_one)
         closed = load("closed", [0.0] * NUM_CLOSED, NUM_USERS)
         capacity, runs = capacity_of(closed), {}
-        for name, (share, seconds) in LOADS.items():
+        for name, (share, seconds, times) in LOADS.items():
             rate = capacity * share
-            arrived_s = poisson(int(rate * seconds), rate, np.random.default_rng(3)).tolist()
-            runs[name] = {"rate_per_s": round(rate, 3), **load(name, arrived_s)}
+            runs[name] = {"rate_per_s": round(rate, 3), **load(name, arrivals(rate, seconds, times))}
         again = load("closed again", [0.0] * NUM_CLOSED, NUM_USERS)
     told = {"capacity_per_s": capacity, "costs_others_share": others_share, "idle": idle, "alone": alone}
     return {**told, "closed": closed, "closed_again": again, "runs": runs, "costs": json.loads(to_json(costs))}

@@ -165,7 +165,9 @@ def workload_from(arguments: argparse.Namespace) -> Workload:
         WorkloadRefused: it makes no sense.
     """
     if arguments.trace is not None:
-        return read_trace(arguments.trace)
+        trace = read_trace(arguments.trace)
+        _refuse_beside_trace(arguments)
+        return trace
     mix, chance = mix_from(arguments), np.random.default_rng(arguments.seed)
     if arguments.arrivals == "closed":
         arrived_s = together(arguments.requests)
@@ -177,6 +179,17 @@ def workload_from(arguments: argparse.Namespace) -> Workload:
     if arguments.azure:
         return replace(azure(arrived_s, chance), num_users=num_users, think_s=arguments.think)
     return mix.draw(arrived_s, chance, num_users, arguments.think)
+
+
+def _refuse_beside_trace(arguments: argparse.Namespace) -> None:
+    """What a trace says itself cannot be asked for: it would not be heeded."""
+    parser = argparse.ArgumentParser()
+    add_workload(parser)
+    usual = vars(parser.parse_args([]))
+    asked = [name for name in usual if name not in ("trace", "seed") and getattr(arguments, name) != usual[name]]
+    if asked:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in asked)
+        raise WorkloadRefused(f"{options} beside --trace, which says itself what is asked and when; allowed: without")
 
 
 def costs_from(path: Path | None) -> dict[str, Costs] | None:

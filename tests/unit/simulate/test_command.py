@@ -126,3 +126,15 @@ def test_a_trace_whose_requests_come_at_once_has_no_users(tmp_path: Path, capsys
     assert main([*EIGHT, "--trace", str(trace)]) == 0
 
     assert capsys.readouterr().out.startswith("all at once: 1 done")
+
+
+def test_what_a_trace_says_itself_is_not_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("time_s,images,prompt_tokens,output_tokens\n1,1,700,9\n")
+
+    assert main([*EIGHT, "--trace", str(trace), "--rate", "20", "--azure", "--text-tokens", "9", "--seed", "3"]) == 2
+
+    assert capsys.readouterr().err == (
+        "simulate: --rate, --azure, --text-tokens beside --trace, which says itself what is asked and when; "
+        "allowed: without\n"
+    )
