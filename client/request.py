@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict, Unpack
@@ -109,7 +110,7 @@ def request_from(
         text=question,
         messages=None if messages is None else _json("messages", list(messages)),
         images=files,
-        sampling=_json("sampling parameters", {k: v for k, v in options.items() if k not in own}),
+        sampling=_sampling_json({k: v for k, v in options.items() if k not in own}),
         has_logprobs=options.get("logprobs") is not None,
         priority=priority,
         deadline_s=deadline_s,
@@ -139,6 +140,13 @@ def _check_deadline(deadline_s: float | None) -> None:
         return
     if not isinstance(deadline_s, int | float) or not 0 < deadline_s <= MAX_DEADLINE_S:  # NaN neither
         raise InvalidRequest(f"deadline_s must be above 0 and at most {MAX_DEADLINE_S:g}, not {deadline_s!r}")
+
+
+def _sampling_json(values: dict[str, object]) -> str:
+    for name, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidRequest(f"{name} must be a finite number, not {value}")
+    return _json("sampling parameters", values)
 
 
 def _json(name: str, value: object) -> str:

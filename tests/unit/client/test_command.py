@@ -107,6 +107,7 @@ def test_an_unreachable_server_is_one_line_and_status_1(capsys: pytest.CaptureFi
         (["What?", "--url", "http://localhost:8000"], "must be host:port"),
         (["What?", "--priority", "1000"], "priority must be"),
         (["What?", "--deadline-s", "0"], "deadline_s must be"),
+        (["What?", "--temperature", "nan"], "temperature must be a finite number, not nan"),
         (["What?", "--max-tokens", "many"], "invalid int value"),
         ([], "required: QUESTION"),
     ],

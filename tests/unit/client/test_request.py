@@ -83,9 +83,15 @@ def test_a_deadline_the_wire_cannot_carry_is_refused(deadline_s: float) -> None:
         request_from("What?", None, [], deadline_s=deadline_s)
 
 
-@pytest.mark.parametrize("temperature", [math.nan, {1}])
-def test_a_parameter_that_is_not_json_is_refused(temperature: float) -> None:
-    with pytest.raises(InvalidRequest, match="cannot be written as JSON"):
+@pytest.mark.parametrize(
+    ("temperature", "words"),
+    [
+        (math.nan, "temperature must be a finite number, not nan"),
+        ({1}, "cannot be written as JSON"),
+    ],
+)
+def test_a_parameter_that_is_not_json_is_refused(temperature: float, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
         request_from("What?", None, [], temperature=temperature)
 
 
