@@ -47,14 +47,11 @@ class Board:
         "_limit",
         "_loads",
         "_max_sequences",
-        "_most_images",
         "_num_running",
         "_running",
         "_sharing",
         "_side_s",
-        "_slots",
         "_states",
-        "_waiting",
         "beside",
         "caching",
         "compute_s",
@@ -102,9 +99,6 @@ class Board:
         # By size and number of images: a column of prices, and how many of the changes it knows.
         self._side_s: dict[tuple[float, int], tuple[Column, int]] = {}
         self._changes: list[int] = []  # encoders, in the order in which their prices changed
-        self._most_images = 0  # of a column that is kept
-        self._slots: list[int | None] = [None] * num_encoders  # as last looked at; then the images and tokens waiting
-        self._waiting = [(0, 0)] * num_encoders
         self._loads: Loads | None = None
         self._e = {name: index for index, name in enumerate(pools.encoders)}
         self._d = {name: index for index, name in enumerate(pools.decoders)}
@@ -147,10 +141,9 @@ class Board:
         if found is None:
             if len(self._side_s) >= MOST_KEPT:
                 del self._side_s[next(iter(self._side_s))]
-            self._most_images = max(self._most_images, num_images)
             values = [self.side_s(e, num_images, units) for e in range(len(self.encoder_loads))]
-            self._side_s[key] = column, _ = np.array(values, dtype=np.float64), len(changes)
-            return column
+            found = np.array(values, dtype=np.float64), len(changes)
+            self._side_s[key] = found
         column, num_known = found
         if num_known < len(changes):
             for e in set(changes[num_known:]):
@@ -186,13 +179,6 @@ class Board:
         if load is not before:
             self.num_encoders += (load is not None) - (before is not None)
             self.encoder_loads[e] = load
-        elif load is not None and self._waiting[e] == (load.pending_images, load.pending_tokens):
-            slots, had = load.free_slots, self._slots[e]
-            if slots is not None and had is not None and min(slots, had) >= self._most_images:
-                self._slots[e] = slots
-                return  # of its slots there are more than enough, before and now
-        if load is not None:
-            self._slots[e], self._waiting[e] = load.free_slots, (load.pending_images, load.pending_tokens)
         self._reckon(e)
 
     def _reckon(self, e: int) -> None:

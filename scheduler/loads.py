@@ -41,7 +41,7 @@ class Loads:
     holders: Mapping[bytes, Collection[str]] | None = field(default=None, compare=False)
 
 
-@dataclass(slots=True)  # not frozen, which would make a simulated request 2 us dearer; nobody changes it
+@dataclass(slots=True)  # a frozen one takes three times as long to make; nobody changes it
 class RequestShape:
     """The size of a request. `prompt_tokens` counts those of the images too."""
 

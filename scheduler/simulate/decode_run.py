@@ -44,9 +44,8 @@ class DecodeRun:
 
     def cut(self, elapsed_s: float) -> float:
         """Ends the run with the step that is going on after `elapsed_s`; how long it takes then."""
-        most, num_steps = self.num_steps, self._guess(elapsed_s)
-        if num_steps > most:
-            num_steps = most
+        most = self.num_steps
+        num_steps = min(max(self._guess(elapsed_s), 1), most)
         while num_steps > 1 and self.seconds(num_steps - 1) >= elapsed_s:
             num_steps -= 1
         seconds = self.seconds(num_steps)

@@ -149,11 +149,12 @@ class Front:
             self._decode((live, live.attempt))
             return
         live.images_left = len(decision.encoders)
-        keys, units = live.shape.image_keys or (None,) * live.images_left, live.shape.image_units
+        shape, attempt, units = live.shape, live.attempt, live.shape.image_units
+        keys = shape.image_keys or (None,) * live.images_left
         for name, key in zip(decision.encoders, keys, strict=True):
             if self._log is not None:
                 self._note(live, "encode", name)
-            self._encoders[name].push(ImageOfRequest(live, live.attempt, key, units))
+            self._encoders[name].push(ImageOfRequest(live, attempt, key, units))
 
     def image_done(self, job: ImageJob) -> None:
         """An embedding is in its encoder's store."""

@@ -200,7 +200,7 @@ class Simulation:
 
     def _arrive(self, index: int) -> None:
         columns, now_s = self._columns, self._agenda.now_s
-        self._outcomes.note_arrival(index, now_s)
+        self._outcomes.arrived_s[index] = now_s
         live = LiveRequest(self._front, index, columns.shape(index), columns.output_tokens[index])
         live.priority = columns.priority[index] if columns.priority else 0
         if columns.deadline_s and columns.deadline_s[index] < float("inf"):
