@@ -22,9 +22,9 @@ class Left(Exception):
 
 
 def _assert_stopped(server: Server, before: float) -> None:
-    """The decoder's slot is free, and its counter stands below a whole answer."""
+    """The decoder's slot is free, and its counter stands far below a whole answer."""
     assert_idle(server)
-    assert generated_at_the_end(server) - before < NUM_TOKENS
+    assert generated_at_the_end(server) - before < NUM_TOKENS / 2
 
 
 def test_grpc_in_the_middle_of_the_text(server: Server, client: RelayClient) -> None:

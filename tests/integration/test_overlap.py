@@ -51,14 +51,14 @@ def test_leaving_a_stream_stops_the_decoder(server: Server, client: RelayClient)
     with client.stream(QUESTION, images=[PICTURE], **ENDLESS) as stream:
         next(iter(stream))
     assert_idle(server)
-    assert generated_at_the_end(server) - before < ENDLESS["max_tokens"]
+    assert generated_at_the_end(server) - before < ENDLESS["max_tokens"] / 2
 
 
 def test_a_deadline_ends_a_request_in_time(client: RelayClient) -> None:
     began = time.monotonic()
     with pytest.raises(DeadlineExceeded, match="deadline of 300 ms passed"):
         client.ask(QUESTION, images=[PICTURE], deadline_s=0.3, **ENDLESS)
-    assert time.monotonic() - began < 2.0  # the whole answer takes longer
+    assert time.monotonic() - began < 1.0
 
 
 def test_many_cancels_leave_nothing(server: Server) -> None:

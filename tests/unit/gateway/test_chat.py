@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import time
 
 import httpx
@@ -277,7 +278,7 @@ def test_chunks_are_not_held_back_on_the_way_to_the_client(upstream: Upstream, g
         gateway.chat(stream=True)
         took_s.append(time.perf_counter() - began_s)
 
-    assert min(took_s) < 0.03  # Nagle's algorithm and delayed acknowledgements would make each at least 0.04
+    assert statistics.median(took_s) < 0.03  # Nagle's algorithm and delayed acknowledgements would make it 0.04
 
 
 def test_a_chunk_without_text_still_has_content_as_vllms_clients_count_it(upstream: Upstream, gateway: Gateway) -> None:
