@@ -19,6 +19,7 @@ from time import perf_counter, process_time
 
 import numpy as np
 
+from benchmarks.arguments import at_least_one
 from benchmarks.decide import plan_of
 from benchmarks.provenance import provenance
 from scheduler.output_file import output_file
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures, prints, writes; 1 when a promise is broken."""
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulator", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--count", type=int, help="one run of so many requests, as JSON")
+    parser.add_argument("--count", type=at_least_one, help="one run of so many requests, as JSON")
     parser.add_argument("--out", type=output_file, default=RESULTS / "simulator.json", help="(%(default)s)")
     arguments = parser.parse_args(argv)
     if arguments.count:

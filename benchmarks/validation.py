@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             record = json.loads(arguments.again.read_text())
         except (OSError, ValueError) as error:
-            parser.error(f"--again {arguments.again}: {error}")
+            parser.error(f"--again {arguments.again}: {getattr(error, 'strerror', None) or error}")
     rows, faults, told = compare(record)
     print("\n".join(table(rows)))
     print(f"capacity {record['capacity_per_s']:.1f} requests/s; reckoned with {json.dumps(told['reckoned'])}")
