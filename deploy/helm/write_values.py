@@ -6,8 +6,10 @@ python deploy/helm/write_values.py --check    # exit status 1 when one of them i
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from values import Chart, Values
 from scheduler.profile import Profile
 
 CHART = Path(__file__).with_name("vlm-relay")
-HEADER = "# Written by deploy/helm/values.py, where the keys, defaults and reasons stand.\n"
+HEADER = "# Written by deploy/helm/write_values.py from values.py, where the keys, defaults and reasons stand.\n"
 
 
 def schema() -> dict[str, Any]:
@@ -93,15 +95,18 @@ def _add_rows(table: Values, rows: list[str], prefix: str) -> None:
             rows.append(f"| `{prefix}{name}` | `{json.dumps(value)}` | {text} |")
 
 
-def main(arguments: list[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Writes or checks the files; the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 when a file is not what it should be")
+    arguments = parser.parse_args(argv)
     texts = {
         "values.yaml": values_yaml(),
         "values.schema.json": json.dumps(schema(), indent=1) + "\n",
         "README.md": readme(),
     }
     stale = [name for name, text in texts.items() if not _is_written(CHART / name, text)]
-    if "--check" not in arguments:
+    if not arguments.check:
         for name in stale:
             (CHART / name).write_text(texts[name])
     elif stale:
